@@ -1,0 +1,99 @@
+"""What crosses from one stage to the next, made safe for the library that sends it.
+
+``torch.distributed.pipelining`` receives activations and gradients into buffers of a fixed shape and
+contiguous strides, and a received activation is an autograd leaf. Hence: static shapes found without
+communication (`carry_shapes`), and an identity at both ends of a cut that makes the tensor and its
+gradient contiguous and is not a view of the leaf, so that the next block may work in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+
+from pipeline import keyed
+from pipeline.program import BlockProgram
+
+
+class _Boundary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.data.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].contiguous()
+
+
+def boundary(x: Tensor) -> Tensor:
+    """Identity; the value and its gradient are contiguous, and the result is no view of a leaf."""
+    return _Boundary.apply(x) if x.requires_grad else x.contiguous()  # type: ignore[no-untyped-call,no-any-return]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Static description of a tensor."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Shape:
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+
+    def empty(self, device: torch.device | str) -> Tensor:
+        return torch.empty(self.size, dtype=self.dtype, device=device, requires_grad=self.requires_grad)
+
+
+class _Cuts(nn.Module):
+    def __init__(self, program: BlockProgram, bounds: Sequence[tuple[int, int]]) -> None:
+        super().__init__()
+        self.program, self.bounds = program, bounds
+
+    def forward(self, batch: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        carries: list[dict[str, Tensor]] = []
+        for first, last in self.bounds:
+            inputs = {name: batch[name] for name in self.program.inputs_of(first, last)}
+            carries.append(self.program.run({**inputs, **(carries[-1] if carries else {})}, first, last))
+        return carries
+
+
+def carry_shapes(
+    program: BlockProgram,
+    bounds: Sequence[tuple[int, int]],
+    microbatch: Mapping[str, Shape],
+    *,
+    device: torch.device,
+) -> list[dict[str, Shape]]:
+    """Shapes of the carry after each stage for one micro-batch, without computing or communicating.
+
+    Runs the whole program on fake tensors, so it works where the modules of other stages were freed.
+
+    Raises:
+        ValueError: where a shape (or a branch) depends on data, which no static buffer can receive.
+    """
+    probe = _Cuts(program, bounds)
+    # Fake twins of all parameters and buffers: one each, so that ties stay ties.
+    real = [*probe.named_parameters(remove_duplicate=False), *probe.named_buffers(remove_duplicate=False)]
+    with FakeTensorMode(allow_non_fake_inputs=True), keyed.scope(seed=0, step=0):
+        twins = {id(t): Shape.of(t).empty(device) for _, t in real}
+        state = {name: twins[id(t)] for name, t in real}
+        batch = {name: shape.empty(device) for name, shape in microbatch.items()}
+        try:
+            carries = torch.func.functional_call(probe, state, (batch,), tie_weights=False)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise ValueError(
+                f"the program's shapes or branches depend on data ({error}); tensors between stages need "
+                "static shapes: pad, or keep the blocks in one stage"
+            ) from error
+        return [{name: Shape.of(t) for name, t in carry.items()} for carry in carries]

@@ -1,0 +1,46 @@
+"""How a step is laid out over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """Layout of a training step. No value here changes the gradients (beyond rounding).
+
+    Attributes:
+        pipeline_stages: number of stages the reader is cut into; one rank each.
+        data_replicas: copies of the pipeline, each taking an equal share of the global batch.
+        num_microbatches: pieces that each replica's share of the batch is cut into.
+        schedule: order of forward and backward passes over the micro-batches.
+        plan: a plan.json to use instead of the traced one; empty: trace and partition.
+        objective: what the automatic cut minimises: step time or peak memory of a stage.
+        verify: proof before step 1: compare loss and every gradient with one device running
+            the whole batch (``full``), with the same cuts and a single micro-batch (``staged``),
+            with a smaller model of the same program (``shrunk``), or not (``off``).
+        verify_tolerance: largest error accepted by ``verify`` (relative; see docs/pipeline.md).
+        timeout_s: longest wait for another rank before giving up (seconds).
+    """
+
+    pipeline_stages: int = 1
+    data_replicas: int = 1
+    num_microbatches: int = 4
+    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    plan: str = ""
+    objective: Literal["speed", "memory"] = "speed"
+    verify: Literal["off", "full", "staged", "shrunk"] = "full"
+    verify_tolerance: float = 1e-4
+    timeout_s: int = 300
+
+    def __post_init__(self) -> None:
+        for name in ("pipeline_stages", "data_replicas", "num_microbatches", "timeout_s"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"parallel.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.schedule == "1f1b" and self.num_microbatches < self.pipeline_stages:
+            raise ValueError(
+                f"parallel.num_microbatches is {self.num_microbatches}, fewer than the "
+                f"{self.pipeline_stages} stages of parallel.pipeline_stages; 1f1b needs at least as many "
+                "(or use --parallel.schedule gpipe)"
+            )

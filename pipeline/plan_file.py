@@ -1,0 +1,162 @@
+"""The plan: which blocks each stage runs, the schedule, and what that is expected to cost.
+
+A plan is a small JSON file that a person can read, edit and hand back, so it names blocks in full
+instead of giving cut indices: longer, but still right (or refused) after the model has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeline.program import BlockProgram, nearest
+
+SCHEDULES = ("gpipe", "1f1b")
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage. Times are those of one micro-batch (0 where nothing was traced).
+
+    Attributes:
+        blocks: names of its blocks, in program order.
+        forward_s, backward_s: predicted compute time of a micro-batch.
+        memory_bytes: predicted peak of parameters, gradients, saved activations and receive buffers.
+        send_bytes: bytes sent to the next stage for a micro-batch (0 for the last).
+    """
+
+    blocks: tuple[str, ...]
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    memory_bytes: int = 0
+    send_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A complete layout. ``step_s`` and ``bubble`` (idle share of the stages' time) are predictions."""
+
+    stages: tuple[StagePlan, ...]
+    schedule: str
+    num_microbatches: int
+    step_s: float = 0.0
+    bubble: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"plan: schedule is {self.schedule!r}; allowed: {', '.join(SCHEDULES)}")
+        if not self.stages:
+            raise ValueError("plan: stages is empty; it must list at least one stage")
+        if self.num_microbatches < 1:
+            raise ValueError(f"plan: num_microbatches is {self.num_microbatches}; it must be at least 1")
+        if self.schedule == "1f1b" and self.num_microbatches < len(self.stages):
+            raise ValueError(
+                f"plan: num_microbatches is {self.num_microbatches}, fewer than the {len(self.stages)} stages; "
+                "1f1b needs at least as many (or use the schedule gpipe)"
+            )
+
+    @classmethod
+    def from_cuts(
+        cls, program: BlockProgram, cuts: Sequence[int], *, schedule: str = "1f1b", num_microbatches: int = 1
+    ) -> Plan:
+        """A plan with stages starting at blocks 0 and ``cuts`` (increasing), without predictions."""
+        bounds = [0, *cuts, len(program.blocks)]
+        if any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
+            raise ValueError(f"cuts {list(cuts)} must increase and lie in 1..{len(program.blocks) - 1}")
+        names = [block.name for block in program.blocks]
+        stages = tuple(StagePlan(tuple(names[a:b])) for a, b in zip(bounds, bounds[1:], strict=False))
+        return cls(stages, schedule, num_microbatches)
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stages)
+
+    @property
+    def hash(self) -> str:
+        """16 hex digits over what changes the computation's layout (not over the predictions)."""
+        what = [[list(s.blocks) for s in self.stages], self.schedule, self.num_microbatches]
+        return hashlib.blake2b(json.dumps(what).encode(), digest_size=8).hexdigest()
+
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """(first, last) block index of each stage."""
+        result, first = [], 0
+        for stage in self.stages:
+            result.append((first, first + len(stage.blocks)))
+            first += len(stage.blocks)
+        return tuple(result)
+
+    def validate(self, program: BlockProgram) -> None:
+        """Check that the stages are the program's blocks, all of them, once and in order.
+
+        Raises:
+            ValueError: naming the first block that is unknown, missing or out of place.
+        """
+        expected = [block.name for block in program.blocks]
+        planned = [name for stage in self.stages for name in stage.blocks]
+        for i, stage in enumerate(self.stages):
+            if not stage.blocks:
+                raise ValueError(f"plan: stage {i} has no blocks; give it one or remove the stage")
+            for name in stage.blocks:
+                if name not in expected:
+                    raise ValueError(f"plan: stage {i} names unknown block {name!r}{nearest(name, expected)}")
+                if planned.count(name) > 1:
+                    raise ValueError(f"plan: block {name!r} occurs {planned.count(name)} times; it must occur once")
+        for name in expected:
+            if name not in planned:
+                raise ValueError(f"plan: block {name!r} of the model is on no stage")
+        for place, (name, right) in enumerate(zip(planned, expected, strict=True)):
+            if name != right:
+                raise ValueError(
+                    f"plan: block {name!r} is at position {place}, where the model has {right!r}; "
+                    "stages must follow the model's order"
+                )
+
+    def to_json(self) -> str:
+        """The plan as JSON (schema: docs/pipeline.md)."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read a plan.
+
+        Raises:
+            ValueError: naming the unknown, missing or mistyped field.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"plan: not valid JSON ({error})") from error
+        fields = {"stages": list, "schedule": str, "num_microbatches": int, "step_s": float, "bubble": float}
+        values = _checked(data, fields, "plan")
+        stage_fields = {
+            "blocks": list, "forward_s": float, "backward_s": float, "memory_bytes": int, "send_bytes": int,
+        }  # fmt: skip
+        stages = []
+        for i, stage in enumerate(values.pop("stages")):
+            entry = _checked(stage, stage_fields, f"plan: stage {i}")
+            if not all(isinstance(name, str) for name in entry["blocks"]):
+                raise ValueError(f"plan: stage {i}: blocks must be a list of block names")
+            stages.append(StagePlan(**{**entry, "blocks": tuple(entry["blocks"])}))
+        return cls(tuple(stages), **values)
+
+
+def _checked(data: Any, fields: Mapping[str, type], where: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ValueError(f"{where}: must be a JSON object, not {type(data).__name__}")
+    for key in data:
+        if key not in fields:
+            raise ValueError(f"{where}: unknown field {key!r}{nearest(key, fields)}; allowed: {', '.join(fields)}")
+    result = {}
+    for key, kind in fields.items():
+        if key not in data:
+            raise ValueError(f"{where}: field {key!r} is missing")
+        value = data[key]
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"{where}: {key} is {value!r}; it must be of type {kind.__name__}")
+        result[key] = value
+    return result
