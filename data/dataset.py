@@ -1,0 +1,234 @@
+"""A prepared data set: the memory, the questions of each split, and the image-text pairs.
+
+Samples are read by position when they are asked for, each with one ``pread``; only the shard index and the
+owner of each sample are held. Which samples a split has follows from the entity a sample belongs to, so four
+folds share one set of shards. A sample that turns out to be broken keeps its place in the batch, with weight
+0, and is counted by reason: dropping it would shift every later sample of every layout.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from data import images
+from data.document_store import DocumentStore
+from data.shards import Shard, open_shards
+
+SPLITS = ("train", "dev", "test")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One question.
+
+    Attributes:
+        id: unique in the data set.
+        question: text of the question.
+        answers: accepted answers; the first is the value on the document's line.
+        kind: whether the question names its subject or shows it.
+        field: label of the line that answers it.
+        country: id of the document it was made from.
+        gold: ids of all documents that count as right, duplicates included.
+        image_png: the picture asked about, or None.
+        weight: 1, or 0 for a sample that is broken and only keeps its place.
+    """
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    kind: Literal["name", "picture"]
+    field: str
+    country: str
+    gold: tuple[str, ...]
+    image_png: bytes | None = None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A picture or a name, and the documents it belongs to.
+
+    Attributes:
+        id: unique in the data set.
+        text: the name, or empty when a picture asks.
+        image_png: the picture, or None when a name asks.
+        gold: ids of the matching documents, duplicates included.
+        weight: 1, or 0 for a pair that is broken and only keeps its place.
+    """
+
+    id: str
+    text: str
+    image_png: bytes | None
+    gold: tuple[str, ...]
+    weight: float = 1.0
+
+
+Item = TypeVar("Item", Sample, Pair)
+
+
+class _Part:
+    """The samples of one folder of shards by position, whichever split they belong to."""
+
+    def __init__(self, directory: Path) -> None:
+        self.shards = open_shards(directory)
+        self.places: list[tuple[Shard, str]] = [(s, key) for s in self.shards for key in s.index.samples]
+        path = directory / "entities.json"
+        self.entities: list[str | None] = json.loads(path.read_text(encoding="utf-8"))
+        if len(self.entities) != len(self.places):
+            raise ValueError(
+                f"{path} names {len(self.entities)} entities, but the shards hold {len(self.places)} samples"
+            )
+
+    def members(self, position: int) -> tuple[str, dict[str, bytes]]:
+        shard, key = self.places[position]
+        return key, shard.sample(key)
+
+
+class SplitView(Generic[Item]):
+    """A sequence of samples of one split.
+
+    Attributes:
+        name: for messages, such as "questions/train".
+        bad_samples: broken samples met so far, by reason.
+    """
+
+    def __init__(self, part: _Part, positions: Sequence[int], *, name: str, item_type: type[Item]) -> None:
+        self.name = name
+        self.bad_samples: Counter[str] = Counter()
+        self._part = part
+        self._positions = list(positions)
+        self._item_type: type[Item] = item_type
+        self._bad_ids: set[str] = set()
+        self._get: Callable[[int], Item] = functools.lru_cache(maxsize=16384)(self._read)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, i: int) -> Item:
+        return self._get(range(len(self))[i])
+
+    def __iter__(self) -> Iterator[Item]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def ids(self) -> list[str]:
+        return [self._part.places[position][1] for position in self._positions]
+
+    def _read(self, i: int) -> Item:
+        key, members = self._part.members(self._positions[i])
+        try:
+            body = json.loads(members["json"])
+            item = self._make(key, body, members.get("png"))
+        except (KeyError, TypeError, ValueError) as error:
+            return self._broken(key, f"malformed json: {type(error).__name__}")
+        if item.image_png is not None:
+            try:
+                images.load_rgba(item.image_png)
+            except ValueError:
+                return self._broken(key, "undecodable image")
+        return item
+
+    def _make(self, key: str, body: dict[str, Any], png: bytes | None) -> Item:
+        gold = tuple(body["gold"])
+        if self._item_type is Pair:
+            return Pair(key, body["text"], png, gold)  # type: ignore[return-value]
+        answers = tuple(body["answers"])
+        if not answers or body["kind"] not in ("name", "picture"):
+            raise ValueError("a question needs an answer, and name or picture as its kind")
+        if body["kind"] == "picture" and png is None:
+            raise ValueError("a picture question needs a picture")
+        return Sample(  # type: ignore[return-value]
+            key, body["question"], answers, body["kind"], body["field"], body["country"], gold, png
+        )
+
+    def _broken(self, key: str, reason: str) -> Item:
+        if key not in self._bad_ids:  # read again after it fell out of the cache, it is still one sample
+            self._bad_ids.add(key)
+            self.bad_samples[reason] += 1
+        if self._item_type is Pair:
+            return Pair(key, "", None, (), weight=0.0)  # type: ignore[return-value]
+        return Sample(key, "", ("",), "name", "", "", (), weight=0.0)  # type: ignore[return-value]
+
+
+QuestionSet = SplitView[Sample]
+PairSet = SplitView[Pair]
+
+
+class Dataset:
+    """A folder that `data.prepare` wrote, seen in one fold.
+
+    Attributes:
+        store: the memory.
+        info: the contents of ``dataset.json``.
+        fields: labels that questions ask for.
+        fingerprint: of everything but edits.
+    """
+
+    def __init__(self, directory: str | Path, fold: int = 0) -> None:
+        self.directory = Path(directory)
+        path = self.directory / "dataset.json"
+        try:
+            self.info: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"no data set at {self.directory}; make one with "
+                f"`python -m data.prepare factbook --out {self.directory}`"
+            ) from None
+        folds = json.loads((self.directory / "splits.json").read_text(encoding="utf-8"))["folds"]
+        if not 0 <= fold < len(folds):
+            raise ValueError(f"data.fold is {fold}; this data set has folds 0 to {len(folds) - 1}")
+        self.fold = fold
+        self.fields: list[str] = list(self.info["fields"])
+        self.fingerprint: str = self.info["fingerprint"]
+        self.held_out: dict[str, tuple[str, ...]] = {s: tuple(folds[fold][s]) for s in ("dev", "test")}
+        self.store = DocumentStore(self.directory / "documents")
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The data set's own tokenizer, a ``transformers.PreTrainedTokenizerFast``."""
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(str(self.directory / "tokenizer"))
+
+    def questions(self, split: str) -> QuestionSet:
+        """The questions of ``split`` in this fold, in the order of the shards."""
+        return self._view("questions", split, Sample)
+
+    def pairs(self, split: str = "train") -> PairSet:
+        """The image-text pairs of ``split``; what belongs to no entity (other emoji) is in train."""
+        return self._view("pairs", split, Pair)
+
+    def split_of(self, entity: str | None) -> str:
+        return next((split for split, entities in self._held_out_sets.items() if entity in entities), "train")
+
+    @functools.cached_property
+    def _held_out_sets(self) -> dict[str, frozenset[str]]:
+        return {split: frozenset(entities) for split, entities in self.held_out.items()}
+
+    @functools.cached_property
+    def _parts(self) -> dict[str, _Part]:
+        return {name: _Part(self.directory / name) for name in ("questions", "pairs")}
+
+    def _view(self, part_name: str, split: str, item_type: type[Item]) -> SplitView[Item]:
+        if split not in SPLITS:
+            raise ValueError(f"split is {split!r}; allowed are {', '.join(SPLITS)}")
+        key = (part_name, split)
+        views: dict[tuple[str, str], Any] = self.__dict__.setdefault("_views", {})
+        if key not in views:
+            part = self._parts[part_name]
+            positions = [i for i, entity in enumerate(part.entities) if self.split_of(entity) == split]
+            views[key] = SplitView(part, positions, name=f"{part_name}/{split}", item_type=item_type)
+        return views[key]
+
+
+def digest(ids: Iterable[str]) -> str:
+    """Short hash of the sample ids of a global batch, in order: equal digests, equal batches."""
+    joined = "\n".join(ids)
+    return hashlib.blake2b(joined.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,67 @@
+"""Pictures: from encoded bytes to a small square of pixels, one way for every caller.
+
+Emoji are drawn on a transparent canvas with margins that differ between fonts, so the fully transparent
+border is trimmed before the picture is resized: the two renderings of one flag then line up, at the cost of
+its aspect ratio. Transparency is composited on white. Nothing larger than ``MAX_PIXELS`` is decoded.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import warnings
+from collections.abc import Sequence
+
+import numpy
+import torch
+from PIL import Image, UnidentifiedImageError
+
+MAX_PIXELS = 4096 * 4096
+
+
+def decode(png: bytes, size: int) -> torch.Tensor:
+    """Decode to uint8 RGB of shape (3, size, size); ValueError says what is wrong with the bytes.
+
+    The result is the caller's own: writing to it does not disturb the cache.
+    """
+    array = _decode(png, size)
+    return torch.from_numpy(array.copy())
+
+
+@functools.lru_cache(maxsize=8192)
+def _decode(png: bytes, size: int) -> numpy.ndarray:
+    if size < 1:
+        raise ValueError(f"image size is {size}; it must be at least 1")
+    image = load_rgba(png)
+    box = image.getchannel("A").getbbox()
+    if box is not None:
+        image = image.crop(box)
+    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    flat = Image.alpha_composite(white, image).convert("RGB")
+    # Averaging over areas is the right antialias when shrinking; it makes blocks of a picture that grows.
+    shrinks = flat.width >= size and flat.height >= size
+    flat = flat.resize((size, size), Image.Resampling.BOX if shrinks else Image.Resampling.BILINEAR)
+    return numpy.ascontiguousarray(numpy.asarray(flat, dtype=numpy.uint8).transpose(2, 0, 1))
+
+
+def load_rgba(data: bytes) -> Image.Image:
+    """Open an encoded picture as RGBA; ValueError if it is broken or has more than MAX_PIXELS pixels."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(data)) as image:
+                if image.width * image.height > MAX_PIXELS:
+                    raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS}")
+                return image.convert("RGBA")
+    except UnidentifiedImageError:
+        raise ValueError(f"not an image ({len(data)} bytes)") from None
+    except (OSError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ValueError(f"undecodable image ({len(data)} bytes): {error}") from error
+
+
+def pixels(images: Sequence[bytes], *, side: int = 12) -> torch.Tensor:
+    """The baseline features (len(images), 3 * side * side): raw pixels, mean-centred, of unit length."""
+    if not images:
+        return torch.zeros(0, 3 * side * side)
+    flat = torch.stack([decode(png, side).flatten() for png in images]).float() / 255
+    return torch.nn.functional.normalize(flat - flat.mean(dim=1, keepdim=True), dim=1)
