@@ -1,0 +1,116 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from data import shards
+from data.dataset import SPLITS, Dataset, digest
+
+
+def test_splits_are_a_partition_of_all_questions_in_every_fold(factbook_dir: Path):
+    everything = None
+    tested: list[str] = []
+    for fold in range(4):
+        dataset = Dataset(factbook_dir, fold=fold)
+        parts = {split: dataset.questions(split).ids for split in SPLITS}
+        together = sorted(i for ids in parts.values() for i in ids)
+        everything = everything or together
+        assert together == everything and len(set(together)) == len(together)
+        tested += parts["test"]
+        for split in SPLITS:
+            counted = dataset.info["counts"]["folds"][fold][split]["questions"]
+            assert len(dataset.questions(split)) == counted
+    assert sorted(tested) == everything  # each held out exactly once
+
+
+def test_held_out_countries_train_nothing(factbook_dir: Path):
+    for fold in range(4):
+        dataset = Dataset(factbook_dir, fold=fold)
+        held_out = {*dataset.held_out["dev"], *dataset.held_out["test"]}
+        assert held_out and held_out < set(dataset.store.ids)  # their documents stay in the memory
+        documents = dataset.store.fetch(sorted(held_out))
+        titles = {document.title for document in documents}
+        questions, pairs = list(dataset.questions("train")), list(dataset.pairs("train"))
+        assert not {sample.country for sample in questions} & held_out
+        assert not {d for sample in (*questions, *pairs) for d in sample.gold} & held_out
+        assert not {pair.text for pair in pairs} & titles
+        shown = {sample.image_png for split in ("dev", "test") for sample in dataset.questions(split)} - {
+            None
+        }
+        assert shown and not shown & {sample.image_png for sample in (*questions, *pairs)}
+
+
+def test_a_question_by_name(factbook: Dataset):
+    samples = {s.id: s for split in SPLITS for s in factbook.questions(split)}
+    sample = samples["np-capital-name"]
+    assert "Nepal" in sample.question and sample.image_png is None
+    assert (sample.answers, sample.kind, sample.field) == (("Kathmandu",), "name", "capital")
+    assert (sample.country, sample.gold, sample.weight) == ("np", ("np",), 1.0)
+
+
+def test_positions(factbook: Dataset):
+    train = factbook.questions("train")
+    assert train[-1].id == train.ids[-1] and train[0] is train[0]
+    with pytest.raises(IndexError):
+        train[len(train)]
+
+
+def test_missing_data_names_the_command(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=r"python -m data\.prepare factbook --out .*nowhere"):
+        Dataset(tmp_path / "nowhere")
+
+
+def test_wrong_fold_and_split(factbook_dir: Path, factbook: Dataset):
+    with pytest.raises(ValueError, match=r"data\.fold is 4"):
+        Dataset(factbook_dir, fold=4)
+    with pytest.raises(ValueError, match="allowed are train, dev, test"):
+        factbook.questions("valid")
+
+
+def test_broken_samples_keep_their_place_with_weight_0_and_are_counted(tmp_path: Path):
+    good = {"question": "q?", "answers": ["a"], "kind": "name", "field": "f", "country": "c", "gold": ["c"]}
+    body = json.dumps(good).encode()
+    question_samples = [
+        ("s0", {"json": body}),
+        ("s1", {"json": body, "png": b"no picture"}),
+        ("s2", {"json": b"{"}),
+        ("s3", {"json": json.dumps({**good, "answers": []}).encode()}),
+        ("s4", {"json": json.dumps({**good, "kind": "picture"}).encode()}),
+        ("s5", {"json": body}),
+    ]
+    shards.write_shards(tmp_path / "questions", question_samples)
+    pair = json.dumps({"text": "", "gold": ["c"]}).encode()
+    shards.write_shards(tmp_path / "pairs", [("p", {"json": pair, "png": b"x"})])
+    document = json.dumps({"title": "C", "fields": {"f": "a"}}).encode()
+    shards.write_shards(tmp_path / "documents", [("c", {"json": document})])
+    (tmp_path / "questions" / "entities.json").write_text(json.dumps([None] * 6))
+    (tmp_path / "pairs" / "entities.json").write_text("[null]")
+    (tmp_path / "splits.json").write_text(json.dumps({"folds": [{"dev": [], "test": []}]}))
+    (tmp_path / "dataset.json").write_text(json.dumps({"fields": ["f"], "fingerprint": "x"}))
+    dataset = Dataset(tmp_path)
+    train = dataset.questions("train")
+    for _ in range(2):
+        assert [sample.weight for sample in train] == [1, 0, 0, 0, 0, 1]
+    assert [sample.id for sample in train] == ["s0", "s1", "s2", "s3", "s4", "s5"]
+    assert train.bad_samples == {
+        "undecodable image": 1,
+        "malformed json: JSONDecodeError": 1,
+        "malformed json: ValueError": 2,
+    }
+    assert dataset.pairs("train")[0].weight == 0
+
+
+def test_an_edit_changes_the_document_but_not_the_data_fingerprint(factbook_dir: Path, tmp_path: Path):
+    copy = tmp_path / "copy"
+    shutil.copytree(factbook_dir, copy)
+    dataset = Dataset(copy)
+    dataset.store.edit("np", "capital", "Pokhara")
+    again = Dataset(copy)
+    assert "\ncapital: Pokhara\n" in again.store.fetch(["np"])[0].text
+    assert again.fingerprint == dataset.fingerprint and again.store.num_edits == 1
+
+
+def test_digest_depends_on_ids_and_order():
+    assert len({digest(ids) for ids in (["a", "b"], ["b", "a"], ["ab"], ["a"])}) == 4
+    assert digest(iter(["a", "b"])) == digest(["a", "b"])

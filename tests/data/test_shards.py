@@ -1,0 +1,126 @@
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+import webdataset
+
+from data import shards
+
+SAMPLES = [(f"s{i:03d}", {"json": b'{"n": %d}' % i, "png": bytes([i]) * (i * 37 + 1)}) for i in range(20)]
+
+
+def test_same_samples_same_bytes(tmp_path: Path):
+    for name in ("a", "b"):
+        shards.write_shards(tmp_path / name, iter(SAMPLES), samples_per_shard=8)
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert [n for n in names if n.endswith(".tar")] == [f"shard-00000{i}.tar" for i in range(3)]
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_every_sample_reads_back_by_one_pread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shards.write_shards(tmp_path, SAMPLES, samples_per_shard=8)
+    opened = shards.open_shards(tmp_path)
+    reads = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda *arguments: reads.append(arguments) or pread(*arguments))
+    assert list(shards.iterate(opened)) == SAMPLES
+    assert len(reads) == len(SAMPLES)
+
+
+def test_webdataset_reads_what_we_write(tmp_path: Path):
+    shards.write_shards(tmp_path, SAMPLES)
+    read = webdataset.WebDataset(str(tmp_path / "shard-000000.tar"), shardshuffle=False)
+    assert [(s["__key__"], s["png"]) for s in read] == [(key, members["png"]) for key, members in SAMPLES]
+
+
+def add(archive: tarfile.TarFile, name: str, data: bytes = b"x", **attributes: object) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    for attribute, value in attributes.items():
+        setattr(info, attribute, value)
+    archive.addfile(info, io.BytesIO(data))
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_foreign_tar_with_links_unsafe_paths_and_long_names(tmp_path: Path, tar_format: int):
+    tar = tmp_path / "foreign.tar"
+    long_name = "d" * 90 + "/" + "é" * 20 + ("n" * 60 if tar_format != tarfile.USTAR_FORMAT else "")
+    with tarfile.open(tar, "w", format=tar_format) as archive:
+        add(archive, "./00001.JPG", b"picture")
+        add(archive, "./00001.txt", b"caption")
+        add(archive, f"{long_name}.cls.txt", b"long")
+        add(archive, "../evil.txt")
+        add(archive, "/etc/evil.txt")
+        add(archive, "README")
+        add(archive, "link.txt", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd")
+        add(archive, "hard.txt", b"", type=tarfile.LNKTYPE, linkname="00001.txt")
+    index = shards.write_index(tar)
+    assert set(index.samples) == {"00001", long_name}
+    assert index.ignored == {"unsafe path or no extension": 3, "not a regular file": 2}
+    shard = shards.Shard(tar)
+    assert shard.sample("00001") == {"jpg": b"picture", "txt": b"caption"}
+    assert shard.sample(long_name) == {"cls.txt": b"long"}
+
+
+def test_tar_that_no_longer_matches_its_index_is_refused(tmp_path: Path):
+    shards.write_shards(tmp_path, SAMPLES)
+    tar = tmp_path / "shard-000000.tar"
+    os.utime(tar)  # copied, not changed: the checksum says so
+    assert len(shards.load_index(tar).samples) == len(SAMPLES)
+    with tar.open("r+b") as file:
+        file.seek(512)
+        file.write(b"!")
+    with pytest.raises(ValueError, match=r"checksums differ.*python -m data\.shards index"):
+        shards.load_index(tar)
+    with tar.open("ab") as file:
+        file.write(bytes(512))
+    with pytest.raises(ValueError, match=r"bytes but its index was made for"):
+        shards.load_index(tar)
+
+
+def test_missing_and_broken_index(tmp_path: Path):
+    shards.write_shards(tmp_path, SAMPLES)
+    index = tmp_path / "shard-000000.index.json"
+    index.write_text('{"samples": []}')
+    with pytest.raises(ValueError, match="not a shard index"):
+        shards.open_shards(tmp_path)
+    index.unlink()
+    with pytest.raises(ValueError, match="has no index"):
+        shards.open_shards(tmp_path)
+
+
+@pytest.mark.parametrize("members", [["a.txt", "b.txt", "a.png"], ["a.txt", "a.txt"]])
+def test_a_key_that_comes_twice_is_refused(tmp_path: Path, members: list[str]):
+    tar = tmp_path / "t.tar"
+    with tarfile.open(tar, "w") as archive:
+        for name in members:
+            add(archive, name)
+    with pytest.raises(ValueError, match="'a'"):
+        shards.build_index(tar)
+
+
+def test_compressed_tar_is_refused(tmp_path: Path):
+    tar = tmp_path / "t.tar"
+    with tarfile.open(tar, "w:gz") as archive:
+        add(archive, "a.txt")
+    with pytest.raises(ValueError, match="not a readable uncompressed tar"):
+        shards.build_index(tar)
+
+
+@pytest.mark.parametrize("key", ["a.b", "../a", "/a", ""])
+def test_unusable_keys_are_refused_when_writing(tmp_path: Path, key: str):
+    with pytest.raises(ValueError, match="is not allowed"):
+        shards.write_shards(tmp_path, [(key, {"txt": b""})])
+
+
+def test_index_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with tarfile.open(tmp_path / "t.tar", "w") as archive:
+        add(archive, "a.txt")
+        add(archive, "README")
+    assert shards.main(["index", str(tmp_path)]) == 0
+    assert "1 samples; ignored: 1 x unsafe path or no extension" in capsys.readouterr().out
+    assert shards.load_index(tmp_path / "t.tar").samples["a"]["txt"] == (512, 1)
+    assert shards.main(["index", str(tmp_path / "none")]) == 2
