@@ -47,8 +47,3 @@ def global_batch(num_samples: int, *, fingerprint: str, seed: int, batch_size: i
         parts.append(part)
         position += len(part)
     return numpy.concatenate(parts)
-
-
-def num_batches_per_epoch(num_samples: int, *, batch_size: int) -> float:
-    """Batches in one epoch; a fraction when batches run across its border."""
-    return num_samples / batch_size
