@@ -83,8 +83,15 @@ def carry_shapes(
         ValueError: where a shape (or a branch) depends on data, which no static buffer can receive.
     """
     probe = _Cuts(program, bounds)
-    # Fake twins of all parameters and buffers: one each, so that ties stay ties.
-    real = [*probe.named_parameters(remove_duplicate=False), *probe.named_buffers(remove_duplicate=False)]
+    # Fake twins: one for each tensor, so that ties stay ties, and one name for each place that holds it:
+    # swapping a module under two of its names would restore the twin instead of the original.
+    real = [
+        (f"{path}.{name}", tensor)
+        for path, module in probe.named_modules()
+        for store in (module._parameters, module._buffers)
+        for name, tensor in store.items()
+        if tensor is not None
+    ]
     with FakeTensorMode(allow_non_fake_inputs=True), keyed.scope(seed=0, step=0):
         twins = {id(t): Shape.of(t).empty(device) for _, t in real}
         state = {name: twins[id(t)] for name, t in real}

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import set_timeout
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from pipeline import keyed
@@ -69,7 +68,9 @@ class StepResult:
 class _Slices:
     """Rows of the batch by micro-batch. Inputs that need gradients become leaves of their own."""
 
-    def __init__(self, program: BlockProgram, batch: Mapping[str, Tensor], names: Sequence[str], count: int) -> None:
+    def __init__(
+        self, program: BlockProgram, batch: Mapping[str, Tensor], names: Sequence[str], count: int
+    ) -> None:
         self._program, self._batch = program, batch
         self._leaves: dict[str, list[Tensor]] = {name: [] for name in names if batch[name].requires_grad}
         self.rows: list[dict[str, Tensor]] = []
@@ -189,11 +190,13 @@ class Pipeline:
         if self.num_stages == 1:
             return 0
         if not dist.is_initialized():
-            raise ValueError(f"the plan has {self.num_stages} stages, but torch.distributed is not initialised")
+            raise ValueError(
+                f"the plan has {self.num_stages} stages, but torch.distributed is not initialised"
+            )
         size = dist.get_world_size(self.group)
         if size != self.num_stages:
             raise ValueError(f"the plan has {self.num_stages} stages, but its process group has {size} ranks")
-        set_timeout(timedelta(seconds=timeout_s), self.group)
+        dist.set_timeout(timedelta(seconds=timeout_s), self.group)
         return dist.get_rank(self.group)
 
     def _find_holders(self) -> dict[str, list[int]]:
@@ -256,7 +259,9 @@ class Pipeline:
     def _check(self, batch: Mapping[str, Tensor]) -> dict[str, Shape]:
         for name in self.inputs_here:
             if name not in batch:
-                raise ValueError(f"the batch lacks input {name!r}, which stage {self.stage} reads{nearest(name, batch)}")
+                raise ValueError(
+                    f"the batch lacks input {name!r}, which stage {self.stage} reads{nearest(name, batch)}"
+                )
         num_samples = self.program.num_samples(batch)
         if num_samples % self.num_microbatches:
             raise ValueError(
@@ -265,7 +270,11 @@ class Pipeline:
             )
         # A stage that does not read an input says nothing about its gradient.
         return {
-            name: Shape(tuple(batch[name].shape), batch[name].dtype, batch[name].requires_grad and name in self.inputs_here)
+            name: Shape(
+                tuple(batch[name].shape),
+                batch[name].dtype,
+                batch[name].requires_grad and name in self.inputs_here,
+            )
             for name in self.program.inputs
             if name in batch
         }
@@ -278,8 +287,14 @@ class Pipeline:
             outputs.append({name: tensor.detach() for name, tensor in result.items()})
         return outputs
 
-    def _run_stage(self, slices: _Slices, shapes: Mapping[str, Shape]) -> tuple[list[dict[str, Tensor]], dict[str, Shape]]:
-        key = (tuple(sorted(shapes.items())), self.program.training, torch.is_autocast_enabled(self.device.type))
+    def _run_stage(
+        self, slices: _Slices, shapes: Mapping[str, Shape]
+    ) -> tuple[list[dict[str, Tensor]], dict[str, Shape]]:
+        key = (
+            tuple(sorted(shapes.items())),
+            self.program.training,
+            torch.is_autocast_enabled(self.device.type),
+        )
         if key not in self._runtimes:
             self._runtimes[key], self._output_shapes[key] = self._build(shapes)
         runtime = self._runtimes[key]
@@ -302,7 +317,9 @@ class Pipeline:
         assert not missing, f"no stage has given {missing}"  # every input is read by some stage
         micro = {}
         for name, shape in shapes.items():
-            rows = shape.size if self.program.axis(name) is None else (shape.size[0] // count, *shape.size[1:])
+            rows = (
+                shape.size if self.program.axis(name) is None else (shape.size[0] // count, *shape.size[1:])
+            )
             micro[name] = Shape(rows, shape.dtype, shape.requires_grad)
         carries = carry_shapes(self.program, self._bounds, micro, device=self.device)
         before = carries[self.stage - 1] if self.stage else {}
@@ -349,7 +366,11 @@ class Pipeline:
             for parameter in chosen.values():
                 grad = parameter.grad
                 here = grad is not None
-                flat = grad.reshape(-1) if grad is not None else torch.zeros(parameter.numel(), dtype=dtype, device=self.device)
+                flat = (
+                    grad.reshape(-1)
+                    if grad is not None
+                    else torch.zeros(parameter.numel(), dtype=dtype, device=self.device)
+                )
                 parts += [flat, torch.full((1,), float(here), dtype=dtype, device=self.device)]
             flat = torch.cat(parts)
             dist.all_reduce(flat, group=self.group)
@@ -390,7 +411,11 @@ class Pipeline:
         The program then only runs this stage's blocks. Call it before building an optimiser.
         """
         blocks = self.program.blocks
-        keep = {id(t) for b in blocks[self._first : self._last] for t in (*b.module.parameters(), *b.module.buffers())}
+        keep = {
+            id(t)
+            for b in blocks[self._first : self._last]
+            for t in (*b.module.parameters(), *b.module.buffers())
+        }
         ghosts: dict[int, Tensor] = {}
         for block in (*blocks[: self._first], *blocks[self._last :]):
             for module in block.module.modules():

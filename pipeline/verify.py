@@ -58,7 +58,10 @@ class GradientReport:
         lines = [f"  {f.name}: {f.reason}" for f in self.failures[:10]]
         more = len(self.failures) - 10
         return "\n".join(
-            [f"{len(self.failures)} of {self.num_compared} gradients are off by more than {self.tolerance:g}:", *lines]
+            [
+                f"{len(self.failures)} of {self.num_compared} gradients are off by more than {self.tolerance:g}:",
+                *lines,
+            ]
             + ([f"  and {more} more"] if more > 0 else [])
         )
 
@@ -86,7 +89,9 @@ def gradient_report(
             raise ValueError(f"no reference gradient for {name!r}")
         right = reference[name].detach()
         if grad.shape != right.shape:
-            raise ValueError(f"gradient of {name!r} has shape {tuple(grad.shape)}, reference {tuple(right.shape)}")
+            raise ValueError(
+                f"gradient of {name!r} has shape {tuple(grad.shape)}, reference {tuple(right.shape)}"
+            )
         if not grad.numel():
             continue
         difference = (grad.detach().to(right) - right).abs().max().item()
