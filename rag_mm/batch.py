@@ -1,0 +1,134 @@
+"""From samples and documents to the tensors that the reader's block program takes.
+
+Lengths are padded to buckets, so that few tensor shapes occur (each costs a runtime with its own buffers);
+every rank sees the whole global batch's lengths and so agrees on the bucket. What is cut off is counted.
+
+Shapes: B samples, k documents each, P = B*k pairs, Q question tokens, N patches of a picture, M document
+tokens, L = Q + 2N + M, T answer tokens, S side of a picture.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.config import DataConfig
+from data.dataset import Sample
+from data.document_store import Document
+from data.images import decode
+from rag_mm.renaming import Renaming
+
+END = "\n"
+
+
+def bucket(length: int, step: int) -> int:
+    """The next multiple of ``step``, at least one."""
+    return max(1, -(-length // step)) * step
+
+
+class Collator:
+    """Tokenises and pads; keeps count of what was truncated.
+
+    Args:
+        tokenizer: any transformers tokenizer that has ``<pad>`` and ``<bos>`` and keeps a newline a token of
+            its own: the newline ends answers and document lines alike, so the end can be copied too.
+        num_patches: N, patches of one picture.
+    """
+
+    def __init__(self, tokenizer: Any, config: DataConfig, *, num_patches: int) -> None:
+        self.tokenizer, self.config, self.num_patches = tokenizer, config, num_patches
+        self.pad, self.bos = tokenizer.pad_token_id, tokenizer.bos_token_id
+        (self.end,) = tokenizer(END, add_special_tokens=False)["input_ids"]
+        self.truncated: Counter[str] = Counter()
+
+    def tokens(self, texts: Sequence[str], *, limit: int, what: str, step: int) -> Tensor:
+        """Token ids (N, bucketed length), right-padded."""
+        rows = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+        self.truncated[what] += sum(len(row) > limit for row in rows)
+        rows = [row[:limit] for row in rows]
+        width = bucket(max((len(row) for row in rows), default=1), step)
+        return torch.tensor([row + [self.pad] * (width - len(row)) for row in rows], dtype=torch.int64)
+
+    def images(self, pngs: Sequence[bytes | None]) -> tuple[Tensor, Tensor]:
+        """Pictures (N, 3, S, S) float in [0, 1], white where there is none, and which exist (N,) float."""
+        size = self.config.image_size
+        out = torch.ones(len(pngs), 3, size, size)
+        for i, png in enumerate(pngs):
+            if png is not None:
+                out[i] = decode(png, size) / 255
+        return out, torch.tensor([float(png is not None) for png in pngs])
+
+    def context(
+        self,
+        questions: Sequence[str],
+        documents: Sequence[Sequence[Document]],
+        question_image: tuple[Tensor, Tensor],
+        document_image: tuple[Tensor, Tensor],
+        *,
+        renaming: Renaming | None = None,
+    ) -> dict[str, Tensor]:
+        """Everything the encoder reads.
+
+        Args:
+            documents: k for each question.
+            question_image: pictures (B, 3, S, S) and which exist (B,).
+            document_image: pictures (P, 3, S, S) and which exist (P,).
+        """
+        flat = [document for row in documents for document in row]
+        k = len(flat) // len(questions)
+        texts = [document_text(d, renaming) for d in flat]
+        question = self.tokens(questions, limit=self.config.max_query_tokens, what="questions", step=8)
+        document = self.tokens(texts, limit=self.config.max_document_tokens, what="documents", step=32)
+        question_PQ = question.repeat_interleave(k, dim=0)
+        has = torch.stack([question_image[1].repeat_interleave(k), document_image[1]], dim=1) > 0
+        patches = has.repeat_interleave(self.num_patches, dim=1)
+        blank = torch.full_like(patches, self.pad, dtype=torch.int64)
+        return {
+            "question": question,
+            "question_image": question_image[0],
+            "document": document,
+            "document_image": document_image[0],
+            "context_mask": torch.cat([question_PQ != self.pad, patches, document != self.pad], dim=1),
+            "context_token": torch.cat([question_PQ, blank, document], dim=1),
+        }
+
+    def answers(self, answers: Sequence[str], weight: Tensor) -> dict[str, Tensor]:
+        """Decoder inputs, targets and target weights (B, T); weights sum to 1 over all tokens given.
+
+        Args:
+            weight: (B,) of each sample, 0 for padding and bad samples.
+        """
+        target = self.tokens(
+            [a + END for a in answers], limit=self.config.max_answer_tokens, what="answers", step=4
+        )
+        is_target = (target != self.pad) * weight.unsqueeze(1)
+        answer_in = torch.cat([torch.full_like(target[:, :1], self.bos), target[:, :-1]], dim=1)
+        return {
+            "answer_in": answer_in,
+            "target": target,
+            "target_weight": is_target / is_target.sum().clamp(min=1e-9),
+            "sample_weight": weight / weight.sum().clamp(min=1e-9),
+        }
+
+
+def document_text(document: Document, renaming: Renaming | None) -> str:
+    """A document's text, its facts renamed for this step if ``renaming`` is given."""
+    if renaming is None:
+        return document.text
+    return Document(document.id, document.title, renaming.fields(document.fields)).text
+
+
+def training_answers(samples: Sequence[Sample], renaming: Renaming | None) -> list[str]:
+    """The answer each sample is trained on: its first one, renamed as the documents are."""
+    if renaming is None:
+        return [s.answers[0] for s in samples]
+    return [renaming.value(s.field, s.answers[0]) for s in samples]
+
+
+def move(tensors: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+    """Rows ``index`` of every tensor."""
+    return {name: tensor[index] for name, tensor in tensors.items()}

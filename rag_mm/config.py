@@ -1,0 +1,141 @@
+"""Everything a run can be told, as frozen dataclasses; one section a package or concern."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from data.config import DataConfig
+from pipeline.config import ParallelConfig
+from rag_mm.objectives import ObjectivesConfig
+from rag_mm.reader.config import ReaderConfig
+from retriever.config import IndexConfig, RetrieverConfig
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The course of training.
+
+    Attributes:
+        steps: steps in all, those of the retriever alone included.
+        retriever_steps: first steps, in which only the contrastive objective runs and no reader.
+        batch_size: questions in a global batch.
+        pair_batch_size: image-text pairs in a global batch, for the contrastive objective.
+        pairs: which pairs are used: all of the training split, or only those of documents that no question
+            asks about (what one has who knows answers but not documents).
+        documents: what the reader reads: what is retrieved, the labelled document, or none (closed book).
+        learning_rate: peak rate of the reader.
+        retriever_learning_rate: peak rate of the retriever.
+        joint_retriever_scale: factor on the retriever's rate once the reader trains; 0 freezes it.
+        warmup_steps: steps over which a rate rises from 0, counted from where that part starts.
+        weight_decay: of matrices; vectors and scalars have none.
+        clip_norm: largest global gradient norm over stages, replicas and towers.
+        rename: share of facts consistently renamed in each step, so that the reader learns to read.
+        augment: strength of colour and shape changes of pictures (0: none).
+        seed: of everything random.
+        threads: compute threads of each process.
+    """
+
+    steps: int = 900
+    retriever_steps: int = 300
+    batch_size: int = 32
+    pair_batch_size: int = 96
+    pairs: Literal["all", "unasked"] = "all"
+    documents: Literal["retrieved", "gold", "none"] = "retrieved"
+    learning_rate: float = 3e-3
+    retriever_learning_rate: float = 1e-3
+    joint_retriever_scale: float = 0.1
+    warmup_steps: int = 30
+    weight_decay: float = 0.05
+    clip_norm: float = 1.0
+    rename: float = 1.0
+    augment: float = 1.0
+    seed: int = 0
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"train.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in (
+            "retriever_steps", "pair_batch_size", "learning_rate", "retriever_learning_rate", "joint_retriever_scale",
+            "warmup_steps", "weight_decay", "augment", "seed",
+        ):  # fmt: skip
+            if getattr(self, name) < 0:
+                raise ValueError(f"train.{name} is {getattr(self, name)}; it must be 0 or more")
+        if not 0 <= self.rename <= 1:
+            raise ValueError(f"train.rename is {self.rename}; it must be between 0 and 1")
+        if self.clip_norm <= 0:
+            raise ValueError(f"train.clip_norm is {self.clip_norm}; it must be above 0")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state of training is written, and how much of it is kept.
+
+    Attributes:
+        every_n_steps: steps between checkpoints; 0: only at the end.
+        keep: newest checkpoints kept.
+    """
+
+    every_n_steps: int = 100
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if self.every_n_steps < 0:
+            raise ValueError(f"checkpoint.every_n_steps is {self.every_n_steps}; it must be 0 or more")
+        if self.keep < 1:
+            raise ValueError(f"checkpoint.keep is {self.keep}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run.
+
+    Attributes:
+        run_dir: where everything the run writes goes; started again on the same folder, it resumes.
+        data: the data set.
+        retriever: the dual encoder.
+        index: the index over the memory.
+        reader: the fused vision-language transformer.
+        objectives: what is minimised.
+        train: the course of training.
+        parallel: the layout over ranks.
+        checkpoint: when state is written.
+    """
+
+    run_dir: str = "runs/default"
+    data: DataConfig = field(default_factory=DataConfig)
+    retriever: RetrieverConfig = field(default_factory=RetrieverConfig)
+    index: IndexConfig = field(default_factory=IndexConfig)
+    reader: ReaderConfig = field(default_factory=ReaderConfig)
+    objectives: ObjectivesConfig = field(default_factory=ObjectivesConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self) -> None:
+        train, parallel = self.train, self.parallel
+        if self.data.image_size % self.reader.patch:
+            raise ValueError(
+                f"reader.patch is {self.reader.patch}; it must divide data.image_size ({self.data.image_size})"
+            )
+        pieces = parallel.data_replicas * parallel.num_microbatches
+        if train.batch_size % pieces:
+            raise ValueError(
+                f"train.batch_size is {train.batch_size}; it must be a multiple of parallel.data_replicas x "
+                f"parallel.num_microbatches ({parallel.data_replicas} x {parallel.num_microbatches})"
+            )
+        if train.retriever_steps and self.objectives.contrastive == 0:
+            raise ValueError(
+                f"train.retriever_steps is {train.retriever_steps}, but objectives.contrastive is 0, so these steps "
+                "would learn nothing; set one of the two"
+            )
+        if self.objectives.generation == 0 and train.steps > train.retriever_steps:
+            raise ValueError("objectives.generation is 0; it must be above 0 once the reader trains")
+        if (
+            self.objectives.contrastive
+            and self.objectives.contrastive_on != "questions"
+            and not train.pair_batch_size
+        ):
+            raise ValueError("train.pair_batch_size is 0, but objectives.contrastive_on asks for pairs")

@@ -1,0 +1,133 @@
+"""Starting ranks: those that torchrun gives, or local ones of our own.
+
+Under torchrun the ranks are there already. Alone, ``launch`` starts as many local processes as the layout
+needs, on gloo over loopback, passes SIGTERM and SIGINT on to them, and when one dies says which and ends the
+others. Exit statuses of the ranks: 0 done, 75 interrupted and checkpointed, anything else failed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 75
+
+
+def is_rank() -> bool:
+    """Whether this process is one of several ranks (torchrun's or ours)."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def join(*, timeout_s: int, threads: int) -> None:
+    """Join the other ranks, if there are any."""
+    torch.set_num_threads(threads)
+    if not is_rank() or int(os.environ["WORLD_SIZE"]) == 1:
+        return
+    store = os.environ.get("RAG_MM_STORE")
+    init = {"init_method": f"file://{store}"} if store else {}
+    dist.init_process_group(
+        "gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=timeout_s), **init,
+    )  # fmt: skip
+
+
+def leave() -> None:
+    """Leave the group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def launch(argv: Sequence[str], *, num_ranks: int) -> int:
+    """Run ``python -m rag_mm.trainer *argv`` on ``num_ranks`` local processes; gives the common exit status."""
+    with tempfile.TemporaryDirectory(prefix="rag_mm-") as folder:
+        processes = [_start(argv, rank, num_ranks, Path(folder) / "store") for rank in range(num_ranks)]
+
+        def forward(number: int, frame: FrameType | None) -> None:
+            for process in processes:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+
+        previous = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            return _wait(processes)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def _start(argv: Sequence[str], rank: int, num_ranks: int, store: Path) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(rank),
+        "RAG_MM_STORE": str(store), "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }  # fmt: skip
+    # A session of its own: an interrupt from the terminal reaches the launcher alone, which passes it on once.
+    return subprocess.Popen(
+        [sys.executable, "-m", "rag_mm.trainer", *argv], env=environment, start_new_session=True
+    )
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Wait for all; when one fails, give the others a moment to report and end them."""
+    while True:
+        statuses = [process.poll() for process in processes]
+        if all(status is not None for status in statuses):
+            break
+        if any(status not in (None, 0, EXIT_INTERRUPTED) for status in statuses):
+            _end(processes)
+            break
+        time.sleep(0.05)
+    final = [process.wait() for process in processes]
+    # The rank that failed by itself, not one that was ended or lost its peer afterwards.
+    first = next((rank for rank, s in enumerate(statuses) if s not in (None, 0, EXIT_INTERRUPTED)), None)
+    if first is None:
+        return max(final)
+    status = statuses[first]
+    assert status is not None
+    if status == EXIT_USER:
+        return EXIT_USER
+    how = (
+        f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed with exit status {status}"
+    )
+    print(f"rank {first} of {len(processes)} {how}; the others were stopped", file=sys.stderr)
+    return EXIT_FAILED
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+        time.sleep(0.05)
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+
+
+class Interrupt:
+    """Remembers SIGTERM and SIGINT, so that a step can finish and be checkpointed first."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._previous: dict[int, Callable[..., object] | int | None] = {}
+
+    def __enter__(self) -> Interrupt:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._remember)
+        return self
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)

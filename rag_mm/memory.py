@@ -1,0 +1,107 @@
+"""The memory during training: the document store and the index version that searches run on.
+
+The index is embedded anew every ``index.refresh_every_n_steps`` steps with the current retriever, each rank
+its share of the documents, and published in the run folder under the step's number, so that a resumed run
+searches the very version the interrupted one did.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from data.document_store import Document, DocumentStore
+from rag_mm.mesh import Mesh
+from retriever import index as index_files
+from retriever.embed import architecture, embed_documents, weights_hash
+from retriever.encoder import DualEncoder
+from retriever.index import Index, Manifest
+
+
+class Memory:
+    """Search and fetch.
+
+    Attributes:
+        version: step at which the current index version was embedded, None before the first.
+        staleness: at the last refresh, the share of the k documents found for the same queries that the new
+            version finds differently from the old one (None before there were two).
+    """
+
+    def __init__(
+        self,
+        store: DocumentStore,
+        directory: Path,
+        mesh: Mesh,
+        *,
+        image_size: int,
+        batch_size: int,
+        keep: int,
+    ) -> None:
+        self.store, self.directory, self.mesh = store, directory, mesh
+        self.image_size, self.batch_size, self.keep = image_size, batch_size, keep
+        self.version: int | None = None
+        self.staleness: float | None = None
+        self._index: Index | None = None
+
+    def refresh(
+        self, encoder: DualEncoder, *, step: int, probe_BE: Tensor | None, k: int, named: set[int]
+    ) -> None:
+        """Embed the whole memory with ``encoder`` and search it from now on.
+
+        Args:
+            probe_BE: queries on which old and new version are compared.
+            named: versions that checkpoints name and that must be kept.
+        """
+        old, ids = self._index, self.store.ids
+        rows = self.mesh.rows(len(ids))
+        part = embed_documents(
+            encoder,
+            self.store,
+            [ids[i] for i in rows.tolist()],
+            image_size=self.image_size,
+            batch_size=self.batch_size,
+        )
+        embedding = self.mesh.join_rows(part, len(ids))
+        manifest = Manifest(
+            encoder=architecture(encoder, image_size=self.image_size),
+            weights=weights_hash(encoder),
+            store=self.store.fingerprint,
+            num_edits=self.store.num_edits,
+            dim=encoder.dim,
+            count=len(ids),
+        )
+        self._index = Index.from_embeddings(embedding, ids, manifest)
+        self.version = step
+        if self.mesh.is_first:
+            self._index.publish(self.directory, version=step)
+            index_files.prune(self.directory, keep=self.keep, named=named | {step})
+        if old is not None and probe_BE is not None:
+            before, after = old.search(probe_BE, k=k)[0], self._index.search(probe_BE, k=k)[0]
+            changed = sum(len(set(a) - set(b)) for a, b in zip(after, before, strict=True))
+            self.staleness = changed / (k * len(before))
+
+    def load(self, version: int) -> None:
+        """Go on with a version that was published earlier."""
+        self._index = index_files.load(self.directory, version=version)
+        self._index.manifest.check({"store": self.store.fingerprint}, where=str(self.directory))
+        self.version = version
+
+    def search(self, query_BE: Tensor, *, k: int) -> tuple[list[list[str]], Tensor]:
+        """Ids of the k best documents and the index's scores (B, k); the same on every rank (rank 0's)."""
+        assert self._index is not None, "search before the first refresh"
+        found = self._index.search(query_BE, k=k) if self.mesh.is_first else None
+        return self.mesh.broadcast(found)
+
+    def fetch(self, ids: list[str]) -> list[Document]:
+        """Documents by id."""
+        return self.store.fetch(ids)
+
+
+@torch.no_grad()
+def embed_rows(encoder: DualEncoder, features: dict[str, Tensor], mesh: Mesh) -> Tensor:
+    """Embeddings of all rows (N, E), without graph, rows dealt out over the ranks."""
+    count = features["image"].shape[0]
+    rows = mesh.rows(count)
+    return mesh.join_rows(encoder({name: tensor[rows] for name, tensor in features.items()}), count)

@@ -1,0 +1,119 @@
+"""What a run says of itself: ``metrics.jsonl``, TensorBoard events and a live line on the terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.utils.tensorboard import SummaryWriter
+
+
+def peak_memory_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class MetricsWriter:
+    """Appends one line a step, after cutting the file back to ``start_step`` (a resumed run has each step once)."""
+
+    def __init__(self, run_dir: Path, *, start_step: int) -> None:
+        self.path = run_dir / "metrics.jsonl"
+        kept = [line for line in read_metrics(run_dir) if line["step"] <= start_step]
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        temporary.replace(self.path)
+        self._file = self.path.open("a")
+        self._events = SummaryWriter(
+            str(run_dir / "events"), purge_step=start_step + 1 if start_step else None
+        )
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Write one step; numbers that are not finite become null."""
+        self._file.write(json.dumps(_finite(record)) + "\n")
+        self._file.flush()
+        for name, value in _flat(record):
+            if isinstance(value, int | float) and name != "step":
+                self._events.add_scalar(name, value, record["step"])
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self.sync()
+        self._file.close()
+        self._events.close()
+
+
+def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl``; a last line that was cut off by a crash is left out."""
+    path = Path(run_dir) / "metrics.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines()
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            if number < len(lines):
+                raise ValueError(f"{path}, line {number} is not JSON") from None
+    return records
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _flat(record: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    items = []
+    for name, value in record.items():
+        items += _flat(value, f"{prefix}{name}/") if isinstance(value, dict) else [(prefix + name, value)]
+    return items
+
+
+class LiveLine:
+    """A progress bar with loss, hit@k and speed on a terminal; a line every ten seconds elsewhere."""
+
+    def __init__(self, console: Console, *, title: str, start: int, steps: int) -> None:
+        self.console, self.title, self.steps = console, title, steps
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.fields[live]}"), console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task(title, total=steps, completed=start, live="")
+        self._said = time.monotonic()
+
+    def __enter__(self) -> LiveLine:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def update(self, record: dict[str, Any]) -> None:
+        """Show one step's record."""
+        parts = [f"loss {record['loss']:.3f}"]
+        if record["hit_at_k"] is not None:
+            parts.append(f"hit@k {record['hit_at_k']:.2f}")
+        if record["token_accuracy"] is not None:
+            parts.append(f"token accuracy {record['token_accuracy']:.2f}")
+        parts.append(f"{record['samples_per_s']:.0f} samples/s")
+        self._bar.update(self._task, completed=record["step"], live="  ".join(parts))
+        if not self.console.is_terminal and time.monotonic() - self._said > 10:
+            self._said = time.monotonic()
+            self.console.print(f"{self.title}  step {record['step']}/{self.steps}  " + "  ".join(parts))

@@ -1,0 +1,42 @@
+"""Retriever, reader and collator of a configuration, with fresh weights that only the seed decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from data.dataset import Dataset
+from pipeline import BlockProgram
+from pipeline.keyed import seed_of
+from rag_mm.batch import Collator
+from rag_mm.config import Config
+from rag_mm.reader.fid import fid_program
+from retriever.build import fresh_encoder
+from retriever.encoder import DualEncoder
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained, and what turns samples into its inputs."""
+
+    encoder: DualEncoder
+    reader: BlockProgram
+    collator: Collator
+
+
+def build_model(config: Config, dataset: Dataset) -> Model:
+    """Build everything from the seed; the trigram gates start at the idf of titles and training questions."""
+    encoder = fresh_encoder(
+        config.retriever, dataset, image_size=config.data.image_size, seed=config.train.seed
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of("reader", config.train.seed) % 2**63)
+        reader = fid_program(
+            config.reader,
+            config.objectives,
+            vocabulary=len(dataset.tokenizer),
+            image_size=config.data.image_size,
+        )
+    patches = (config.data.image_size // config.reader.patch) ** 2
+    return Model(encoder, reader, Collator(dataset.tokenizer, config.data, num_patches=patches))

@@ -1,0 +1,87 @@
+"""AdamW over the reader and the retriever, each with its own rate, and the one clip over both.
+
+Rates: the retriever warms up from step 0 and stays at its peak; from where the reader joins on it is scaled
+(0 freezes it) and decays to zero with the reader's, which warms up from there. Weight decay is for matrices.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from pipeline import Pipeline
+from rag_mm.config import TrainConfig
+from rag_mm.mesh import Mesh
+from retriever.encoder import DualEncoder
+
+
+def rates(config: TrainConfig, step: int) -> tuple[float, float]:
+    """Learning rates (reader, retriever) of step ``step`` (from 0)."""
+    warm = max(1, config.warmup_steps)
+    retriever = config.retriever_learning_rate * min(1.0, (step + 1) / warm)
+    if step < config.retriever_steps:
+        return 0.0, retriever
+    since, length = step - config.retriever_steps, config.steps - config.retriever_steps
+    decay = 1.0 - since / length
+    return config.learning_rate * min(
+        1.0, (since + 1) / warm
+    ) * decay, retriever * config.joint_retriever_scale * decay
+
+
+def trains_retriever(config: TrainConfig, step: int) -> bool:
+    """Whether the retriever's weights may move in this step."""
+    return step < config.retriever_steps or config.joint_retriever_scale > 0
+
+
+class Optimizer:
+    """Clips, steps, and says when a step must be skipped; the same decision on every rank.
+
+    Attributes:
+        names: parameters that this rank updates, by global name.
+    """
+
+    def __init__(self, config: TrainConfig, encoder: DualEncoder, pipeline: Pipeline, mesh: Mesh) -> None:
+        self.config, self.mesh = config, mesh
+        self._reader = {f"reader.{n}": p for n, p in pipeline.parameters_here.items() if p.requires_grad}
+        self._owned = {f"reader.{n}" for n in pipeline.owned}
+        self._retriever = {f"retriever.{n}": p for n, p in encoder.named_parameters() if p.requires_grad}
+        self.names: dict[str, nn.Parameter] = {**self._reader, **self._retriever}
+        groups = []
+        for part, parameters in (("reader", self._reader), ("retriever", self._retriever)):
+            for decays in (True, False):
+                chosen = [p for p in parameters.values() if (p.ndim >= 2) == decays]
+                decay = config.weight_decay if decays and part == "reader" else 0.0
+                groups.append({"params": chosen, "part": part, "weight_decay": decay})
+        self.adamw = torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=0.0, betas=(0.9, 0.98), eps=1e-8, foreach=True
+        )
+
+    def zero_grad(self) -> None:
+        self.adamw.zero_grad(set_to_none=True)
+
+    def step(self, step: int) -> tuple[float, float, bool]:
+        """Clip by the global norm and update, unless the norm is not finite.
+
+        Returns:
+            the global norm before clipping, the reader's learning rate, and whether the step was taken.
+        """
+        square = torch.zeros((), dtype=torch.float64)
+        for name, parameter in self._reader.items():
+            if parameter.grad is not None and name in self._owned:
+                square += parameter.grad.double().square().sum()
+        self.mesh.sum([square], group=self.mesh.pipeline)
+        for parameter in self._retriever.values():
+            if parameter.grad is not None:
+                square += parameter.grad.double().square().sum()
+        norm = square.sqrt().item()
+        reader_rate, retriever_rate = rates(self.config, step)
+        taken = norm < float("inf")  # False for NaN as well
+        if taken:
+            scale = min(1.0, self.config.clip_norm / (norm + 1e-12))
+            for parameter in self.names.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+            for group in self.adamw.param_groups:
+                group["lr"] = reader_rate if group["part"] == "reader" else retriever_rate
+            self.adamw.step()
+        return norm, reader_rate if step >= self.config.retriever_steps else retriever_rate, taken

@@ -1,0 +1,106 @@
+"""Proof before step 1 that this layout computes the gradients of one device running the whole batch.
+
+``full`` compares with the slow twin `JointStep.reference`: one process, one graph, no micro-batches.
+``staged`` needs no device that holds the whole model: the same cuts, one micro-batch of all samples.
+``shrunk`` runs the full proof on a smaller reader (one layer where there were several, a quarter of the
+width) with the same program, stages, micro-batches and schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from pipeline import Pipeline, Plan
+from pipeline.verify import gradient_report
+from rag_mm.config import Config
+from rag_mm.reader.config import ReaderConfig
+from rag_mm.reader.fid import fid_program
+from rag_mm.step import JointStep, Prepared
+
+
+class ProofError(RuntimeError):
+    """The layout's gradients are not those of one device."""
+
+
+def prove(
+    config: Config, joint: JointStep, prepared: Prepared, pipeline: Pipeline, *, train_retriever: bool
+) -> str:
+    """Run the proof that ``parallel.verify`` names; gives one line for the log.
+
+    Raises:
+        ProofError: on every rank, naming the parameters that are off.
+    """
+    mode, tolerance = config.parallel.verify, config.parallel.verify_tolerance
+    if mode == "off":
+        return "proof: off (parallel.verify)"
+    if mode == "shrunk":
+        pipeline = _shrunk(config, joint, pipeline)
+    actual = _gradients(joint, prepared, pipeline, train_retriever=train_retriever)
+    if mode == "staged":
+        whole = Pipeline(
+            pipeline.program, pipeline.plan, group=pipeline.group, num_microbatches=1, schedule="gpipe",
+            timeout_s=config.parallel.timeout_s,
+        )  # fmt: skip
+        right = _gradients(joint, prepared, whole, train_retriever=train_retriever)
+    else:
+        _, right = joint.reference(prepared, pipeline.program)
+    report = gradient_report(right, actual, tolerance=tolerance)
+    messages = joint.mesh.gather("" if report else report.message)
+    bad = [f"rank {rank}: {message}" for rank, message in enumerate(messages) if message]
+    if bad:
+        raise ProofError(
+            f"parallel.verify {mode} failed; training does not start.\n"
+            + "\n".join(bad)
+            + "\nThis is a fault in the model's blocks or in the framework (see docs/pipeline.md)."
+        )
+    worst = max(joint.mesh.gather((report.worst_error, report.worst)))
+    count = sum(joint.mesh.gather(report.num_compared))
+    return (
+        f"proof: {mode}, {count} gradients agree with one device, largest error {worst[0]:.1e} ({worst[1]})"
+    )
+
+
+def _gradients(
+    joint: JointStep, prepared: Prepared, pipeline: Pipeline, *, train_retriever: bool
+) -> dict[str, torch.Tensor]:
+    """This rank's gradients by name; ``.grad`` is empty afterwards."""
+    parameters = {f"reader.{n}": p for n, p in pipeline.parameters_here.items() if p.requires_grad}
+    if train_retriever:
+        parameters |= {f"retriever.{n}": p for n, p in joint.encoder.named_parameters() if p.requires_grad}
+    for parameter in parameters.values():
+        parameter.grad = None
+    joint.gradients(prepared, pipeline, train_retriever=train_retriever)
+    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in parameters.items()}
+    for parameter in parameters.values():
+        parameter.grad = None
+    return grads
+
+
+def _shrunk(config: Config, joint: JointStep, pipeline: Pipeline) -> Pipeline:
+    """The same program with fewer, narrower layers, cut into as many stages."""
+    reader = config.reader
+    small: ReaderConfig = replace(
+        reader,
+        width=2 * reader.heads * max(1, reader.width // (8 * reader.heads)),
+        ffn_width=max(4, reader.ffn_width // 4),
+        encoder_layers=min(reader.encoder_layers, 1),
+        decoder_layers=min(reader.decoder_layers, 1),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.train.seed)
+        vocabulary = len(joint.collator.tokenizer)
+        program = fid_program(
+            small, config.objectives, vocabulary=vocabulary, image_size=config.data.image_size
+        )
+    blocks, stages = len(program.blocks), pipeline.num_stages
+    if stages > blocks:
+        raise ProofError(
+            f"parallel.verify shrunk: {stages} stages, but the shrunk reader has {blocks} blocks; use full"
+        )
+    cuts = [blocks * i // stages for i in range(1, stages)]
+    plan = Plan.from_cuts(
+        program, cuts, schedule=pipeline.schedule, num_microbatches=pipeline.num_microbatches
+    )
+    return Pipeline(program, plan, group=pipeline.group, timeout_s=config.parallel.timeout_s)

@@ -1,0 +1,110 @@
+"""What enters the reader: tokens and picture patches become one context per (question, document) pair.
+
+The context of a pair is laid out ``question tokens | question patches | document patches | document
+tokens``. Each token's vector is mixed with its two predecessors', which lets a pointer find "the token
+after this one" in one attention step: copying is what a reader from scratch has to learn first.
+
+Shapes: B samples, P pairs, Q question tokens, N patches of one picture, M document tokens,
+L = Q + 2N + M, T answer tokens, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeline.keyed import KeyedDropout
+from rag_mm.reader.config import ReaderConfig
+
+
+class Vision(nn.Module):
+    """Block module: pictures of questions (B, 3, S, S) and documents (P, 3, S, S) to patches (.., N, D)."""
+
+    def __init__(self, config: ReaderConfig, *, image_size: int) -> None:
+        super().__init__()
+        if image_size % config.patch:
+            raise ValueError(
+                f"reader.patch is {config.patch}; it must divide data.image_size ({image_size}) without rest"
+            )
+        self.patch = nn.Conv2d(3, config.width, config.patch, stride=config.patch)
+        self.position = nn.Parameter(torch.randn((image_size // config.patch) ** 2, config.width) * 0.02)
+        self.mlp = nn.Sequential(
+            nn.RMSNorm(config.width),
+            nn.Linear(config.width, config.width),
+            nn.GELU(),
+            nn.Linear(config.width, config.width),
+        )
+
+    def encode(self, image_N3SS: Tensor) -> Tensor:
+        """Patches of a batch of pictures."""
+        x = self.patch(image_N3SS - 0.5).flatten(2).transpose(1, 2) + self.position
+        return x + self.mlp(x)
+
+    def forward(self, question_image: Tensor, document_image: Tensor) -> tuple[Tensor, Tensor]:
+        return self.encode(question_image), self.encode(document_image)
+
+
+class TokenEmbedding(nn.Module):
+    """Token vectors mixed with their predecessors' vectors; (N, L) ids to (N, L, D)."""
+
+    def __init__(self, config: ReaderConfig, *, vocabulary: int, mix: int = 2) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, config.width)
+        nn.init.normal_(self.token.weight, std=1.0)
+        self.mix = nn.ModuleList(nn.Linear(config.width, config.width, bias=False) for _ in range(mix))
+
+    def forward(self, token_NL: Tensor) -> Tensor:
+        own = self.token(token_NL)
+        mixed = own
+        for distance, linear in enumerate(self.mix, start=1):
+            mixed = mixed + linear(F.pad(own, (0, 0, distance, 0))[:, : own.shape[1]])
+        return mixed
+
+
+class ContextEmbedding(nn.Module):
+    """Block module: question, document and their patches to ``context_PLD``.
+
+    Question rows and patches (B) are repeated for each of their k documents.
+    """
+
+    def __init__(self, config: ReaderConfig, tokens: TokenEmbedding) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.kind = nn.Parameter(torch.randn(4, config.width) * 0.02)
+        self.dropout = KeyedDropout(config.dropout)
+
+    def forward(
+        self,
+        question_BQ: Tensor,
+        document_PM: Tensor,
+        question_patches_BND: Tensor,
+        document_patches_PND: Tensor,
+    ) -> Tensor:
+        k = document_PM.shape[0] // question_BQ.shape[0]
+        parts = (
+            self.tokens(question_BQ).repeat_interleave(k, dim=0),
+            question_patches_BND.repeat_interleave(k, dim=0),
+            document_patches_PND,
+            self.tokens(document_PM),
+        )
+        return self.dropout(torch.cat([part + self.kind[i] for i, part in enumerate(parts)], dim=1))
+
+
+class AnswerEmbedding(nn.Module):
+    """Block module: the answer so far, (B, T) ids, to the decoder's streams.
+
+    With ``per_document``, a second stream (P, T, D) repeats each row for its k documents, without graph.
+    """
+
+    def __init__(self, tokens: TokenEmbedding, *, per_document: bool) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.per_document = per_document
+
+    def forward(self, answer_BT: Tensor, document_PM: Tensor) -> tuple[Tensor, ...]:
+        answer = self.tokens(answer_BT)
+        if not self.per_document:
+            return (answer,)
+        k = document_PM.shape[0] // answer_BT.shape[0]
+        return answer, answer.detach().repeat_interleave(k, dim=0)

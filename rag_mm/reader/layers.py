@@ -1,0 +1,115 @@
+"""Transformer layers of the reader: pre-norm, rotary positions, keyed dropout.
+
+Positions are rotary, so attention sees distances only: nothing to learn, nothing to carry between stages,
+and no length at which it ends. Masks are boolean with True for what may be attended to.
+
+Shapes: N rows, L context tokens, T answer tokens, D width, H heads, W head width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeline.keyed import KeyedDropout
+from rag_mm.reader.config import ReaderConfig
+
+
+def rotate(x_NHLW: Tensor) -> Tensor:
+    """Rotary position embedding of positions 0..L-1 (Su et al., 2104.09864), frequencies 100^(-i/W)."""
+    length, width = x_NHLW.shape[2], x_NHLW.shape[3]
+    half = width // 2
+    frequency = 100.0 ** (-torch.arange(half, device=x_NHLW.device, dtype=x_NHLW.dtype) / half)
+    angle_LW = torch.arange(length, device=x_NHLW.device, dtype=x_NHLW.dtype)[:, None] * frequency
+    cos, sin = angle_LW.cos(), angle_LW.sin()
+    a, b = x_NHLW[..., :half], x_NHLW[..., half:]
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+
+class Attention(nn.Module):
+    """Multi-head attention of queries over a context; with ``rotary``, positions count in both."""
+
+    def __init__(self, config: ReaderConfig, *, rotary: bool) -> None:
+        super().__init__()
+        self.heads, self.rotary = config.heads, rotary
+        self.query = nn.Linear(config.width, config.width, bias=False)
+        self.key_value = nn.Linear(config.width, 2 * config.width, bias=False)
+        self.out = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(
+        self, x_NTD: Tensor, context_NLD: Tensor, mask_NTL: Tensor | None, *, causal: bool = False
+    ) -> Tensor:
+        split = (self.heads, -1)
+        q = self.query(x_NTD).unflatten(-1, split).transpose(1, 2)
+        k, v = (t.unflatten(-1, split).transpose(1, 2) for t in self.key_value(context_NLD).chunk(2, dim=-1))
+        if self.rotary:
+            q, k = rotate(q), rotate(k)
+        mask = None if mask_NTL is None else mask_NTL.unsqueeze(1)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Sequential):
+    """Two linear maps around a GELU."""
+
+    def __init__(self, config: ReaderConfig) -> None:
+        super().__init__(
+            nn.Linear(config.width, config.ffn_width), nn.GELU(), nn.Linear(config.ffn_width, config.width)
+        )
+
+
+class EncoderLayer(nn.Module):
+    """Block module: ``(context_PLD, mask_PL) -> context_PLD``, one (question, document) pair a row."""
+
+    def __init__(self, config: ReaderConfig) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(config.width), nn.RMSNorm(config.width)
+        self.attention = Attention(config, rotary=True)
+        self.ffn = FeedForward(config)
+
+    def forward(self, context_PLD: Tensor, mask_PL: Tensor) -> Tensor:
+        h = self.norm1(context_PLD)
+        x = context_PLD + self.attention(h, h, mask_PL.unsqueeze(1))
+        return x + self.ffn(self.norm2(x))
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention over the answer, attention over the context, feed-forward.
+
+    As a block module: ``(context_PLD, mask_PL, answer_BTD[, alone_PTD])`` to the same answer streams. The
+    answer stream attends to all documents of its question at once; the ``alone`` stream, if given, repeats it
+    for each document by itself, without graph and without dropout, for objectives that ask what each
+    document is worth.
+    """
+
+    def __init__(self, config: ReaderConfig) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.norm3 = (nn.RMSNorm(config.width) for _ in range(3))
+        self.self_attention = Attention(config, rotary=True)
+        self.cross_attention = Attention(config, rotary=False)
+        self.ffn = FeedForward(config)
+        self.dropout = KeyedDropout(config.dropout)
+
+    def stream(self, x_NTD: Tensor, context_NLD: Tensor, mask_NL: Tensor, *, dropout: bool) -> Tensor:
+        """The layer on one stream of N rows."""
+        drop: nn.Module = self.dropout if dropout else nn.Identity()
+        h = self.norm1(x_NTD)
+        x = x_NTD + drop(self.self_attention(h, h, None, causal=True))
+        x = x + drop(self.cross_attention(self.norm2(x), context_NLD, mask_NL.unsqueeze(1)))
+        return x + drop(self.ffn(self.norm3(x)))
+
+    def forward(
+        self, context_PLD: Tensor, mask_PL: Tensor, answer_BTD: Tensor, alone_PTD: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        rows = answer_BTD.shape[0]
+        answer = self.stream(answer_BTD, fuse(context_PLD, rows), fuse(mask_PL, rows), dropout=True)
+        if alone_PTD is None:
+            return (answer,)
+        with torch.no_grad():
+            return answer, self.stream(alone_PTD, context_PLD, mask_PL, dropout=False)
+
+
+def fuse(pairs: Tensor, num_samples: int) -> Tensor:
+    """(B*k, L, ...) -> (B, k*L, ...): the documents of each question one after another."""
+    return pairs.unflatten(0, (num_samples, -1)).flatten(1, 2)

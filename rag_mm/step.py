@@ -1,0 +1,400 @@
+"""One training step, in the three phases that keep it exact under any cut.
+
+1. *Retriever, forward*: the towers embed all queries of the global batch without graph; search; the unique
+   documents are fetched and embedded once each. The contrastive loss, which mixes all rows, is computed here,
+   on the whole batch, and leaves its gradients on the embeddings.
+2. *Reader, pipelined*: embeddings enter as detached inputs; generation and distillation run per micro-batch
+   over the stages; the gradients on the embeddings are summed over micro-batches, stages and replicas.
+3. *Retriever, backward*: the towers run once more, with graph, each rank its share of the rows, and receive
+   the sum of both gradients.
+
+Every loss is a sum with one denominator counted over the global batch, so gradients are only ever added.
+
+Shapes: B questions, F pairs, Q = B + F queries, U unique documents, k documents a question, E embedding width.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from data.dataset import Dataset, Pair, Sample, digest
+from data.document_store import Document
+from data.order import global_batch
+from pipeline import BlockProgram, Pipeline, keyed
+from rag_mm import objectives
+from rag_mm.augmentation import augment
+from rag_mm.batch import Collator, training_answers
+from rag_mm.config import Config
+from rag_mm.memory import Memory, embed_rows
+from rag_mm.mesh import Mesh
+from rag_mm.renaming import Renaming, field_values
+from retriever.encoder import DualEncoder, rows
+
+
+@dataclass
+class Prepared:
+    """A global batch after phase 1, the same on every rank.
+
+    Attributes:
+        query, document: features of the Q queries and the U unique documents.
+        query_embedding (Q, E), document_embedding (U, E): leaves that gather gradients.
+        ids: k retrieved ids a question; empty rows in steps without a reader.
+        read: (B*k,) rows of the unique documents that are read, replicas' questions one after another.
+        positive: (Q, U) which document answers which query.
+        contrastive_weight: (Q,), sums to 1 over queries that have a positive.
+        reader: the reader's batch of all B questions; empty in steps without a reader.
+        drift: mean change of the retrieved documents' scores since the index was made.
+        retrieve_s: seconds that embedding queries and search took.
+    """
+
+    step: int
+    samples: list[Sample]
+    query: dict[str, Tensor]
+    document: dict[str, Tensor]
+    query_embedding: Tensor
+    document_embedding: Tensor
+    ids: list[list[str]]
+    read: Tensor
+    positive: Tensor
+    contrastive_weight: Tensor
+    reader: dict[str, Tensor] = field(default_factory=dict)
+    drift: float | None = None
+    retrieve_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Queries:
+    features: dict[str, Tensor]
+    embedding: Tensor
+
+
+@dataclass
+class Outcome:
+    """What a step computed, summed over the global batch: the same on every rank.
+
+    Attributes:
+        losses: by objective, weighted as in the total.
+        accuracy: target tokens whose most likely token was right, as a share.
+        score_entropy: of the retriever's softmax over the k documents (nats, mean over questions).
+    """
+
+    losses: dict[str, float]
+    accuracy: float | None = None
+    score_entropy: float | None = None
+
+    @property
+    def loss(self) -> float:
+        return sum(self.losses.values())
+
+
+class JointStep:
+    """Computes gradients; changes no weights.
+
+    Args:
+        program: the reader, whole: `reference` runs it in one piece.
+        pipeline: the same reader over the stages.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset,
+        *,
+        encoder: DualEncoder,
+        collator: Collator,
+        memory: Memory,
+        mesh: Mesh,
+    ) -> None:
+        self.config, self.dataset, self.encoder = config, dataset, encoder
+        self.collator, self.memory, self.mesh = collator, memory, mesh
+        self.questions, self.pairs = dataset.questions("train"), dataset.pairs("train")
+        asked = sorted({sample.country for sample in self.questions if sample.weight})
+        self.asked = set(asked)
+        self.usable_pairs = [
+            i
+            for i, pair in enumerate(self.pairs)
+            if config.train.pairs == "all" or not self.asked & set(pair.gold)
+        ]
+        self.values = field_values(document.fields for document in memory.fetch(asked))
+
+    def reads(self, step: int) -> bool:
+        """Whether the reader takes part in this step."""
+        return step >= self.config.train.retriever_steps
+
+    def samples(self, step: int) -> tuple[list[Sample], list[Pair]]:
+        """The questions and pairs of global batch ``step``: a pure function of data, seed and step."""
+        train, objective = self.config.train, self.config.objectives
+        wanted = objective.contrastive > 0 and objective.contrastive_on != "questions"
+        order = {"fingerprint": self.dataset.fingerprint, "n": step}
+        chosen = global_batch(
+            len(self.questions),
+            seed=keyed.seed_of("questions", train.seed),
+            batch_size=train.batch_size,
+            **order,
+        )
+        paired: list[Pair] = []
+        if wanted and self.usable_pairs:
+            picks = global_batch(
+                len(self.usable_pairs),
+                seed=keyed.seed_of("pairs", train.seed),
+                batch_size=train.pair_batch_size,
+                **order,
+            )
+            paired = [self.pairs[self.usable_pairs[i]] for i in picks]
+        return [self.questions[int(i)] for i in chosen], paired
+
+    def prepare(self, step: int) -> Prepared:
+        """Phase 1 but for the contrastive loss: embed, search, fetch, embed; and the reader's batch."""
+        started = time.perf_counter()
+        samples, pairs = self.samples(step)
+        queries = self._queries(samples, pairs, step)
+        ids: list[list[str]] = [[] for _ in samples]
+        searched = torch.zeros(len(samples), 0)
+        if self.reads(step):
+            if self.config.train.documents == "retrieved":
+                ids, searched = self.memory.search(
+                    queries.embedding[: len(samples)], k=self.config.retriever.k
+                )
+            elif self.config.train.documents == "gold":
+                ids = [[sample.country or self.memory.store.ids[0]] for sample in samples]
+        retrieve_s = time.perf_counter() - started
+        prepared = self._assemble(step, samples, pairs, queries, ids, reads=self.reads(step))
+        prepared.retrieve_s = retrieve_s
+        if searched.numel():
+            read_BKE = prepared.document_embedding[prepared.read].view(*searched.shape, -1)
+            now = torch.einsum("be,bke->bk", queries.embedding[: len(samples)], read_BKE)
+            prepared.drift = (now - searched).abs().mean().item()
+        return prepared
+
+    def example(self) -> Prepared:
+        """The first batch with arbitrary documents in place of retrieved ones: what tracing needs."""
+        samples, pairs = self.samples(0)
+        asked, k = sorted(self.asked), self.config.retriever.k
+        ids: list[list[str]] = [[] for _ in samples]
+        if self.config.train.documents != "none":
+            ids = [[asked[(i * k + j) % len(asked)] for j in range(k)] for i in range(len(samples))]
+        return self._assemble(0, samples, pairs, self._queries(samples, pairs, 0), ids, reads=True)
+
+    def probe(self, step: int) -> Tensor:
+        """Embeddings (B, E) of the questions of a step: what old and new index versions are compared on."""
+        samples, _ = self.samples(step)
+        return self._queries(samples, [], step).embedding
+
+    def _assemble(
+        self,
+        step: int,
+        samples: list[Sample],
+        pairs: list[Pair],
+        queries: _Queries,
+        ids: list[list[str]],
+        *,
+        reads: bool,
+    ) -> Prepared:
+        train, objective = self.config.train, self.config.objectives
+        gold = [self._labels(sample) for sample in samples] + [list(pair.gold) for pair in pairs]
+        positives = (
+            {self._one_of(names, step) for names in gold if names} if objective.contrastive > 0 else set()
+        )
+        unique = sorted(positives.union(*ids))
+        documents = self.memory.fetch(unique)
+        image, has_image = self.collator.images([d.image_png for d in documents])
+        image = augment(image, unique, seed=train.seed, step=step, strength=train.augment)
+        document = self.encoder.features([d.title for d in documents], image, has_image)
+        place = {name: i for i, name in enumerate(unique)}
+        positive = torch.zeros(len(gold), len(unique), dtype=torch.bool)
+        for q, names in enumerate(gold):
+            positive[q, [place[name] for name in names if name in place]] = True
+        counted = positive.any(1).float()
+        prepared = Prepared(
+            step=step,
+            samples=samples,
+            query=queries.features,
+            document=document,
+            query_embedding=queries.embedding,
+            document_embedding=embed_rows(self.encoder, document, self.mesh),
+            ids=ids,
+            read=torch.tensor([place[name] for names in ids for name in names], dtype=torch.int64),
+            positive=positive,
+            contrastive_weight=counted / counted.sum().clamp(min=1.0),
+        )
+        if reads:
+            prepared.reader = self._reader_batch(prepared, documents, queries)
+        return prepared
+
+    def _labels(self, sample: Sample) -> list[str]:
+        return list(sample.gold) if self.config.objectives.contrastive_on != "pairs" else []
+
+    def _one_of(self, names: list[str], step: int) -> str:
+        """One of several right documents, drawn by (seed, step, names)."""
+        return names[keyed.seed_of("positive", self.config.train.seed, step, *names) % len(names)]
+
+    def _queries(self, samples: list[Sample], pairs: list[Pair], step: int) -> _Queries:
+        train = self.config.train
+        image, has_image = self.collator.images([s.image_png for s in samples] + [p.image_png for p in pairs])
+        names = [f"query {s.id}" for s in samples] + [f"query {p.id}" for p in pairs]
+        image = augment(image, names, seed=train.seed, step=step, strength=train.augment)
+        features = self.encoder.features(
+            [s.question for s in samples] + [p.text for p in pairs], image, has_image
+        )
+        return _Queries(features, embed_rows(self.encoder, features, self.mesh))
+
+    def _reader_batch(
+        self, prepared: Prepared, documents: list[Document], queries: _Queries
+    ) -> dict[str, Tensor]:
+        train, samples = self.config.train, prepared.samples
+        question_image = (
+            queries.features["image"][: len(samples)],
+            queries.features["has_image"][: len(samples)],
+        )
+        renaming = None
+        if train.documents != "none" and train.rename > 0:
+            renaming = Renaming(self.values, seed=train.seed, step=prepared.step, fraction=train.rename)
+        if train.documents == "none":
+            read = [[Document("", "", {})] for _ in samples]
+            image = torch.ones_like(question_image[0])
+            document_image = (image, torch.zeros(len(samples)))
+        else:
+            k = len(prepared.ids[0])
+            flat = [documents[i] for i in prepared.read.tolist()]
+            read = [flat[i * k : (i + 1) * k] for i in range(len(samples))]
+            document_image = (
+                prepared.document["image"][prepared.read],
+                prepared.document["has_image"][prepared.read],
+            )
+        batch = self.collator.context(
+            [s.question for s in samples], read, question_image, document_image, renaming=renaming
+        )
+        weight = torch.tensor([s.weight for s in samples])
+        batch |= self.collator.answers(training_answers(samples, renaming), weight)
+        batch["sample_id"] = torch.tensor([keyed.seed_of(s.id) % 2**62 for s in samples])
+        return batch
+
+    def reader_inputs(self, prepared: Prepared, query_QE: Tensor, document_UE: Tensor) -> dict[str, Tensor]:
+        """The reader's batch with the embeddings it scores: those of what it reads, or zeros (closed book)."""
+        num = len(prepared.samples)
+        if prepared.read.numel():
+            document = document_UE[prepared.read]
+        else:
+            document = torch.zeros(num, query_QE.shape[1], dtype=query_QE.dtype)
+        return {**prepared.reader, "query_embedding": query_QE[:num], "document_embedding": document}
+
+    def contrastive(self, prepared: Prepared, query_QE: Tensor, document_UE: Tensor) -> Tensor:
+        """The contrastive objective over the whole global batch, a scalar."""
+        weight = prepared.contrastive_weight * self.config.objectives.contrastive
+        return objectives.contrastive(
+            query_QE, document_UE, prepared.positive, weight, self.encoder.scale()
+        ).sum()
+
+    def gradients(self, prepared: Prepared, pipeline: Pipeline | None, *, train_retriever: bool) -> Outcome:
+        """Phases 1 (loss), 2 and 3: leaves gradients in ``.grad``, summed over all ranks.
+
+        Reader parameters of this rank's stage get the sum over replicas, the retriever's over all ranks.
+        """
+        query_QE = prepared.query_embedding.clone().requires_grad_(train_retriever)
+        document_UE = prepared.document_embedding.clone().requires_grad_(train_retriever)
+        losses: dict[str, float] = {}
+        outcome = Outcome(losses)
+        leaves = [query_QE, document_UE, self.encoder.log_scale]
+        if self.config.objectives.contrastive > 0:
+            loss = self.contrastive(prepared, query_QE, document_UE)
+            losses["contrastive"] = loss.item()
+            if train_retriever and self.mesh.is_first:  # computed alike everywhere, counted once
+                loss.backward()
+        if prepared.reader:
+            assert pipeline is not None
+            self._read(prepared, pipeline, query_QE, document_UE, outcome)
+        if train_retriever:
+            total = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+            self.mesh.sum(total)
+            self._backward(prepared, total[0], total[1])
+            self.encoder.log_scale.grad = total[2].clone()
+        return outcome
+
+    def _read(
+        self, prepared: Prepared, pipeline: Pipeline, query_QE: Tensor, document_UE: Tensor, outcome: Outcome
+    ) -> None:
+        """Phase 2 on this replica's share of the questions."""
+        num = len(prepared.samples)
+        batch = self.reader_inputs(prepared, query_QE, document_UE)
+        share = replica_share(batch, num, self.mesh.replica, self.mesh.num_replicas)
+        result = pipeline.step(share, seed=self.config.train.seed, step=prepared.step)
+        reader = [p.grad for p in pipeline.parameters_here.values() if p.grad is not None]
+        self.mesh.sum(reader, group=self.mesh.replicas)
+        outputs = result.outputs_everywhere()
+        sums = torch.cat([outputs["losses"].sum(0), outputs["statistics"].sum(0)]).double()
+        self.mesh.sum([sums], group=self.mesh.replicas)
+        names = self.config.objectives.reader_names
+        outcome.losses.update(zip(names, sums[: len(names)].tolist(), strict=True))
+        tokens, right, entropy = sums[len(names) :].tolist()
+        outcome.accuracy = right / max(tokens, 1.0)
+        outcome.score_entropy = entropy / num
+
+    def _backward(self, prepared: Prepared, query_grad: Tensor, document_grad: Tensor) -> None:
+        """Phase 3: towers with graph, rows dealt out over the ranks, gradients summed over them."""
+        for features, grad in ((prepared.query, query_grad), (prepared.document, document_grad)):
+            mine = self.mesh.rows(grad.shape[0])
+            if mine.numel():
+                torch.autograd.backward(self.encoder(rows(features, mine)), grad[mine])
+        towers = [p for n, p in self.encoder.named_parameters() if p.requires_grad and n != "log_scale"]
+        for parameter in towers:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self.mesh.sum([p.grad for p in towers if p.grad is not None])
+
+    def reference(self, prepared: Prepared, program: BlockProgram | None) -> tuple[float, dict[str, Tensor]]:
+        """The slow, obvious twin: one process, one graph, the whole batch. Loss and gradients by name.
+
+        Uses the same weights and the same retrieved ids; touches no ``.grad``.
+        """
+        query_QE, document_UE = self.encoder(prepared.query), self.encoder(prepared.document)
+        loss = torch.zeros(())
+        if self.config.objectives.contrastive > 0:
+            loss = loss + self.contrastive(prepared, query_QE, document_UE)
+        parameters = {f"retriever.{n}": p for n, p in self.encoder.named_parameters() if p.requires_grad}
+        if prepared.reader:
+            assert program is not None
+            parameters |= {
+                f"reader.{n}": p for n, p in program.named_parameters_global().items() if p.requires_grad
+            }
+            with keyed.scope(seed=self.config.train.seed, step=prepared.step):
+                outputs = program.run(self.reader_inputs(prepared, query_QE, document_UE))
+            loss = loss + outputs["losses"].sum()
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        grads = {
+            name: torch.zeros_like(p) if g is None else g
+            for (name, p), g in zip(parameters.items(), found, strict=True)
+        }
+        return loss.item(), grads
+
+    def data_digest(self, prepared: Prepared) -> str:
+        """Hash of the question ids of the global batch."""
+        return digest([sample.id for sample in prepared.samples])
+
+    def retrieved_digest(self, prepared: Prepared) -> str | None:
+        """Hash of the retrieved ids in order, None where nothing is retrieved."""
+        return digest([name for names in prepared.ids for name in names]) if prepared.read.numel() else None
+
+    def hit_at_k(self, prepared: Prepared) -> float | None:
+        """Share of questions with a right document among those read, None where nothing is retrieved."""
+        if self.config.train.documents != "retrieved" or not prepared.read.numel():
+            return None
+        hits = [
+            bool(set(sample.gold) & set(ids))
+            for sample, ids in zip(prepared.samples, prepared.ids, strict=True)
+        ]
+        return sum(hits) / len(hits)
+
+
+def replica_share(
+    tensors: dict[str, Tensor], num_samples: int, replica: int, num_replicas: int
+) -> dict[str, Tensor]:
+    """A replica's rows of a batch whose tensors have B or B*k rows."""
+    share = {}
+    for name, tensor in tensors.items():
+        size = tensor.shape[0] // num_samples * (num_samples // num_replicas)
+        share[name] = tensor[replica * size : (replica + 1) * size]
+    return share

@@ -1,0 +1,327 @@
+"""Training: configuration in, run folder out. Started again on the same folder, it goes on.
+
+A run folder explains itself: ``config.yaml`` (resolved), ``plan.json``, ``metrics.jsonl``, TensorBoard events,
+``index/`` (the versions that training searched) and ``checkpoints/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from rich.console import Console
+
+from data.command_line import dump, fail, parse
+from data.dataset import Dataset
+from pipeline import Pipeline, Plan
+from rag_mm import checkpoint, launch
+from rag_mm.config import Config
+from rag_mm.memory import Memory
+from rag_mm.mesh import Mesh
+from rag_mm.metrics import LiveLine, MetricsWriter, peak_memory_bytes
+from rag_mm.model import build_model
+from rag_mm.optimizer import Optimizer, trains_retriever
+from rag_mm.planning import make_plan
+from rag_mm.proof import ProofError, prove
+from rag_mm.step import JointStep, Prepared, replica_share
+
+CHANGEABLE = ("steps", "threads")  # of the train section, between the parts of one run
+
+
+class Trainer:
+    """One rank of a run."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.run_dir = Path(config.run_dir)
+        self.mesh = Mesh(
+            num_stages=config.parallel.pipeline_stages, num_replicas=config.parallel.data_replicas
+        )
+        self.console = Console(stderr=True, quiet=not self.mesh.is_first)
+        self.dataset = Dataset(config.data.dir, fold=config.data.fold)
+        self.model = build_model(config, self.dataset)
+        self.memory = Memory(
+            self.dataset.store, self.run_dir / "index", self.mesh, image_size=config.data.image_size,
+            batch_size=config.index.batch_size, keep=config.index.keep_versions,
+        )  # fmt: skip
+        self.joint = JointStep(
+            config,
+            self.dataset,
+            encoder=self.model.encoder,
+            collator=self.model.collator,
+            memory=self.memory,
+            mesh=self.mesh,
+        )
+        self.pipeline = self._make_pipeline()
+        self.optimizer = Optimizer(config.train, self.model.encoder, self.pipeline, self.mesh)
+        self.step = 0
+        self.skipped = 0
+        self.proved = False
+
+    def _make_pipeline(self) -> Pipeline:
+        """Cut the reader by what it costs on the first batch that it will read."""
+        if self.mesh.is_first:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+        steps = checkpoint.list_steps(self.run_dir)
+        self.model.reader.train()
+        if self._fits_saved_plan(steps):
+            plan = Plan.from_json(
+                self.mesh.broadcast((self.run_dir / "plan.json").read_text() if self.mesh.is_first else None)
+            )
+        else:
+            batch = example_batch(self.config, self.dataset, self.joint)
+            share = replica_share(batch, self.config.train.batch_size, 0, self.mesh.num_replicas)
+            plan = make_plan(self.config, self.model.reader, share, self.mesh)
+            if self.mesh.is_first:
+                (self.run_dir / "plan.json").write_text(plan.to_json())
+        self._say_plan(plan)
+        return Pipeline(
+            self.model.reader, plan, group=self.mesh.pipeline, timeout_s=self.config.parallel.timeout_s
+        )
+
+    def _fits_saved_plan(self, steps: Sequence[int]) -> bool:
+        """Whether a resumed run can keep its plan: cutting anew could change the last bits."""
+        path, parallel = self.run_dir / "plan.json", self.config.parallel
+        fits = False
+        if self.mesh.is_first and steps and path.exists() and not parallel.plan:
+            plan = Plan.from_json(path.read_text())
+            fits = (plan.num_stages, plan.schedule, plan.num_microbatches) == (
+                parallel.pipeline_stages, parallel.schedule, parallel.num_microbatches
+            )  # fmt: skip
+        return bool(self.mesh.broadcast(fits))
+
+    def _say_plan(self, plan: Plan) -> None:
+        for i, stage in enumerate(plan.stages):
+            times = f"forward {stage.forward_s * 1e3:.1f} ms, backward {stage.backward_s * 1e3:.1f} ms a micro-batch"
+            self.console.print(
+                f"stage {i}: {stage.blocks[0]} .. {stage.blocks[-1]} ({times})", highlight=False
+            )
+
+    def resume(self) -> None:
+        """Take up the newest checkpoint, if there is one."""
+        steps = self.mesh.broadcast(checkpoint.list_steps(self.run_dir))
+        if not steps:
+            return
+        state = checkpoint.read_state(self.run_dir, steps[-1])
+        _check_same_run(self.config, self.dataset, state)
+        checkpoint.load(self.run_dir, steps[-1], self._tensors(), mesh=self.mesh)
+        self.step, self.skipped = state["step"], state["skipped_steps"]
+        if state["index_version"] is not None:
+            self.memory.load(state["index_version"])
+        self.console.print(f"resumed from step {self.step} of {self.run_dir}", highlight=False)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """What this rank reads and writes of a checkpoint, by global name."""
+        tensors = {f"reader.{n}": p.detach() for n, p in self.pipeline.parameters_here.items()}
+        tensors |= {f"retriever.{n}": t for n, t in self.model.encoder.state_dict().items()}
+        return tensors | checkpoint.optimizer_tensors(self.optimizer.adamw, self.optimizer.names)
+
+    def save(self) -> None:
+        """Write a checkpoint of the current step."""
+        checkpoint.save(
+            self.run_dir, self.step, tensors=self._tensors(), mesh=self.mesh, keep=self.config.checkpoint.keep,
+            state={
+                "index_version": self.memory.version,
+                "skipped_steps": self.skipped,
+                "plan_hash": self.pipeline.plan.hash,
+                "data_fingerprint": self.dataset.fingerprint,
+                "config": dump(self.config),
+            },
+        )  # fmt: skip
+
+    def run(self) -> int:
+        """Train to the last step or an interruption; gives the exit status."""
+        every, steps = self.config.checkpoint.every_n_steps, self.config.train.steps
+        self.resume()
+        writer = MetricsWriter(self.run_dir, start_step=self.step) if self.mesh.is_first else None
+        saved = self.step
+        live = LiveLine(self.console, title="training", start=self.step, steps=steps)
+        with (
+            launch.Interrupt() as interrupt,
+            live,
+            contextlib.closing(writer) if writer else contextlib.nullcontext(),
+        ):
+            while self.step < steps:
+                record = self.train_step()
+                if writer is not None:
+                    writer.write(record)
+                    live.update(record)
+                stop = any(self.mesh.gather(interrupt.asked)) if self.step < steps else False
+                if stop or self.step == steps or (every and self.step % every == 0):
+                    if writer is not None:
+                        writer.sync()
+                    self.save()
+                    saved = self.step
+                if stop:
+                    self.console.print(
+                        f"interrupted; step {saved} is safe, run the same command to go on", highlight=False
+                    )
+                    return launch.EXIT_INTERRUPTED
+        self._say_end()
+        return 0
+
+    def train_step(self) -> dict[str, Any]:
+        """One step; gives its line of metrics."""
+        step, train = self.step, self.config.train
+        reads, started = self.joint.reads(step), time.perf_counter()
+        if reads and train.documents == "retrieved":
+            self._refresh(step)
+        refreshed = time.perf_counter()
+        prepared = self.joint.prepare(step)
+        train_retriever = trains_retriever(train, step) and not (reads and train.documents == "none")
+        if reads and not self.proved:
+            self._prove(prepared, train_retriever=train_retriever)
+        fetched = time.perf_counter()
+        self.optimizer.zero_grad()
+        outcome = self.joint.gradients(
+            prepared, self.pipeline if reads else None, train_retriever=train_retriever
+        )
+        computed = time.perf_counter()
+        norm, rate, taken = self.optimizer.step(step)
+        self.skipped += not taken
+        self.step += 1
+        done = time.perf_counter()
+        return {
+            "step": self.step,
+            "loss": outcome.loss,
+            "losses": outcome.losses,
+            "grad_norm": norm,
+            "lr": rate,
+            "samples_per_s": train.batch_size / (done - started),
+            "hit_at_k": self.joint.hit_at_k(prepared),
+            "token_accuracy": outcome.accuracy,
+            "score_entropy": outcome.score_entropy,
+            "staleness": {"changed_at_refresh": self.memory.staleness, "score_drift": prepared.drift},
+            "index_version": self.memory.version,
+            "time_s": {
+                "refresh": refreshed - started,
+                "retrieve": prepared.retrieve_s,
+                "fetch": fetched - refreshed - prepared.retrieve_s,
+                "forward_backward": computed - fetched,
+                "update": done - computed,
+            },
+            "peak_memory_bytes": self.mesh.gather(peak_memory_bytes()),
+            "data_digest": self.joint.data_digest(prepared),
+            "retrieved_digest": self.joint.retrieved_digest(prepared),
+            "skipped_steps": self.skipped,
+        }
+
+    def _refresh(self, step: int) -> None:
+        every, since = self.config.index.refresh_every_n_steps, step - self.config.train.retriever_steps
+        due = self.memory.version is None or (every > 0 and since % every == 0)
+        if not due or self.memory.version == step:
+            return
+        if self.memory.version is not None and not trains_retriever(self.config.train, step):
+            return  # nothing has moved since
+        named = {
+            checkpoint.read_state(self.run_dir, s)["index_version"]
+            for s in checkpoint.list_steps(self.run_dir)
+        }
+        probe = self.joint.probe(step)
+        self.memory.refresh(
+            self.model.encoder, step=step, probe_BE=probe, k=self.config.retriever.k, named=named - {None}
+        )
+
+    def _prove(self, prepared: Prepared, *, train_retriever: bool) -> None:
+        started = time.perf_counter()
+        line = prove(self.config, self.joint, prepared, self.pipeline, train_retriever=train_retriever)
+        self.console.print(f"{line} ({time.perf_counter() - started:.1f} s)", highlight=False)
+        self.proved = True
+        self.pipeline.release_other_stages()
+
+    def _say_end(self) -> None:
+        for what, count in sorted(self.model.collator.truncated.items()):
+            if count:
+                limit = {
+                    "questions": "max_query_tokens",
+                    "documents": "max_document_tokens",
+                    "answers": "max_answer_tokens",
+                }
+                self.console.print(f"{count} {what} were truncated (data.{limit[what]})", highlight=False)
+        for view in (self.joint.questions, self.joint.pairs):
+            for reason, count in view.bad_samples.items():
+                self.console.print(
+                    f"{view.name}: {count} samples kept their place with weight 0 ({reason})", highlight=False
+                )
+        if self.skipped:
+            self.console.print(
+                f"{self.skipped} steps were skipped because a gradient was not finite", highlight=False
+            )
+
+
+def example_batch(config: Config, dataset: Dataset, joint: JointStep) -> dict[str, torch.Tensor]:
+    """A global batch like those that the reader will see, of country documents, without search: for tracing."""
+    prepared = joint.example()
+    return joint.reader_inputs(prepared, prepared.query_embedding, prepared.document_embedding)
+
+
+def _check_same_run(config: Config, dataset: Dataset, state: dict[str, Any]) -> None:
+    if state["data_fingerprint"] != dataset.fingerprint:
+        raise ValueError(
+            f"{config.run_dir} was trained on other data ({state['data_fingerprint'][:12]}) than {config.data.dir} "
+            f"({dataset.fingerprint[:12]}); use another --run-dir"
+        )
+    old, new = yaml.safe_load(state["config"]), yaml.safe_load(dump(config))
+    for section in ("data", "retriever", "reader", "objectives", "train"):
+        for name, value in new[section].items():
+            if old[section].get(name) != value and name not in CHANGEABLE and name != "dir":
+                raise ValueError(
+                    f"{section}.{name} is {value!r}, but {config.run_dir} was started with {old[section].get(name)!r}; "
+                    "use the same value or another --run-dir"
+                )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of ``train.py``; the exit status."""
+    config = parse(
+        Config,
+        argv,
+        prog="python train.py",
+        description="Train a retriever and a reader jointly. Started again on the same --run-dir, training goes on.",
+    )
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.train.threads))
+    ranks = config.parallel.pipeline_stages * config.parallel.data_replicas
+    if not launch.is_rank():
+        _check_before_start(config)
+        if ranks > 1:
+            return launch.launch(argv, num_ranks=ranks)
+    launch.join(timeout_s=config.parallel.timeout_s, threads=config.train.threads)
+    try:
+        trainer = Trainer(config)
+        if trainer.mesh.is_first:
+            (trainer.run_dir / "config.yaml").write_text(dump(config))
+        status = trainer.run()
+    except (ValueError, FileNotFoundError) as error:
+        fail(str(error))
+    except ProofError as error:
+        print(error, file=sys.stderr)
+        return launch.EXIT_FAILED
+    launch.leave()
+    return status
+
+
+def _check_before_start(config: Config) -> None:
+    """What can be said about the user's input before any rank is started."""
+    try:
+        dataset = Dataset(config.data.dir, fold=config.data.fold)
+    except (FileNotFoundError, ValueError) as error:
+        fail(str(error))
+    if config.train.documents == "retrieved" and config.retriever.k > len(dataset.store):
+        fail(
+            f"retriever.k is {config.retriever.k}; the memory holds {len(dataset.store)} documents, so it must be at most that"
+        )
+    if config.parallel.plan and not Path(config.parallel.plan).is_file():
+        fail(
+            f"parallel.plan is {config.parallel.plan!r}, which is not a file; make one with `python -m pipeline.plan`"
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,174 @@
+"""The index build job: ``python -m retriever.build --config C``.
+
+Embeds every document of the store with the retriever of a checkpoint (``index.checkpoint``; the untrained one if
+empty) and publishes a new index version. A version that already covers this store, these weights and these edits
+is left as it is; if only some documents were edited since, only those are embedded again.
+
+It reads the sections ``data``, ``retriever`` and ``index`` (and ``train.seed``, which decides the untrained
+weights) of a run's configuration.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from data.command_line import fail, parse
+from data.config import DataConfig
+from data.dataset import Dataset
+from retriever import index as index_files
+from retriever.config import IndexConfig, RetrieverConfig
+from retriever.embed import architecture, embed_documents, weights_hash
+from retriever.encoder import DualEncoder
+from retriever.index import Index, Manifest
+
+
+@dataclass(frozen=True)
+class SeedConfig:
+    """The one training option that an untrained retriever depends on.
+
+    Attributes:
+        seed: of the untrained weights.
+    """
+
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """What a build job reads of a run's configuration.
+
+    Attributes:
+        data: the data set.
+        retriever: the dual encoder.
+        index: the index.
+        train: the seed.
+    """
+
+    data: DataConfig = field(default_factory=DataConfig)
+    retriever: RetrieverConfig = field(default_factory=RetrieverConfig)
+    index: IndexConfig = field(default_factory=IndexConfig)
+    train: SeedConfig = field(default_factory=SeedConfig)
+
+
+def fresh_encoder(config: RetrieverConfig, dataset: Dataset, *, image_size: int, seed: int) -> DualEncoder:
+    """The untrained retriever of a seed; trigram gates start at the idf of titles and training questions."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        encoder = DualEncoder(config, image_size=image_size)
+    titles = [document.title for document in dataset.store.fetch(dataset.store.ids)]
+    encoder.text.fit(titles + [sample.question for sample in dataset.questions("train")])
+    return encoder
+
+
+def load_weights(encoder: DualEncoder, checkpoint: str | Path) -> None:
+    """Take the retriever's weights from a training checkpoint, whatever layout wrote it.
+
+    Raises:
+        FileNotFoundError: if there is no checkpoint there.
+    """
+    if not (Path(checkpoint) / ".metadata").exists():
+        raise FileNotFoundError(
+            f"no checkpoint at {checkpoint}; expected a folder such as RUN/checkpoints/step-300"
+        )
+    state = {f"retriever.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    dcp.load(state, checkpoint_id=str(checkpoint), no_dist=True)
+    encoder.load_state_dict({name.removeprefix("retriever."): tensor for name, tensor in state.items()})
+
+
+def build_index(
+    encoder: DualEncoder,
+    dataset: Dataset,
+    *,
+    directory: str | Path,
+    image_size: int,
+    batch_size: int,
+    keep: int,
+    console: Console | None = None,
+) -> Index:
+    """The index of the store as it is now, from the folder if it is there already, else embedded and published."""
+    store = dataset.store
+    expected = {
+        "encoder": architecture(encoder, image_size=image_size),
+        "weights": weights_hash(encoder),
+        "store": store.fingerprint,
+        "count": len(store),
+    }
+    old = _usable(directory, expected)
+    todo = list(store.ids) if old is None else store.edited_ids_since(old.manifest.num_edits)
+    console = console or Console(stderr=True)
+    if old is not None and not todo:
+        console.print(f"index {directory}: version {index_files.list_versions(directory)[-1]} is up to date")
+        return old
+    with Progress(
+        TextColumn("index"), BarColumn(), MofNCompleteColumn(), TextColumn("documents"), TimeRemainingColumn(),
+        console=console, transient=True,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("embed", total=len(todo))
+        embedding = embed_documents(
+            encoder, store, todo, image_size=image_size, batch_size=batch_size,
+            progress=lambda count: bar.advance(task, count),
+        )  # fmt: skip
+    if old is None:
+        manifest = Manifest(num_edits=store.num_edits, dim=encoder.dim, **expected)
+        index = Index.from_embeddings(embedding, todo, manifest)
+    else:
+        index = old.replaced(todo, embedding, num_edits=store.num_edits)
+    version = index.publish(directory)
+    index_files.prune(directory, keep=keep)
+    console.print(
+        f"index {directory}: version {version}, {len(todo)} of {len(store)} documents embedded, {store.version}"
+    )
+    return index
+
+
+def _usable(directory: str | Path, expected: dict[str, object]) -> Index | None:
+    if not (Path(directory) / "CURRENT").exists():
+        return None
+    index = index_files.load(directory)
+    try:
+        index.manifest.check(expected, where=str(directory))
+    except ValueError:
+        return None  # other weights or another store: a new version replaces it
+    return index
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point; the exit status."""
+    config = parse(
+        BuildConfig,
+        argv,
+        prog="python -m retriever.build",
+        description="Embed the documents of a store and publish them as a new index version.",
+        sections=("data", "retriever", "index", "train"),
+    )
+    torch.set_num_threads(1)
+    try:
+        dataset = Dataset(config.data.dir, fold=config.data.fold)
+        encoder = fresh_encoder(
+            config.retriever, dataset, image_size=config.data.image_size, seed=config.train.seed
+        )
+        if config.index.checkpoint:
+            load_weights(encoder, config.index.checkpoint)
+        build_index(
+            encoder,
+            dataset,
+            directory=config.index.dir,
+            image_size=config.data.image_size,
+            batch_size=config.index.batch_size,
+            keep=config.index.keep_versions,
+        )
+    except (FileNotFoundError, ValueError) as error:
+        fail(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

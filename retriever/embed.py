@@ -1,0 +1,67 @@
+"""Embedding the memory: documents in, vectors out, in batches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from data.document_store import Document, DocumentStore
+from data.images import decode
+from retriever.encoder import DualEncoder
+
+
+def pictures(pngs: Sequence[bytes | None], size: int) -> tuple[Tensor, Tensor]:
+    """Pictures (N, 3, size, size) float in [0, 1], white where there is none, and which exist (N,) float."""
+    image = torch.ones(len(pngs), 3, size, size)
+    for i, png in enumerate(pngs):
+        if png is not None:
+            image[i] = decode(png, size) / 255
+    return image, torch.tensor([float(png is not None) for png in pngs])
+
+
+def document_features(
+    encoder: DualEncoder, documents: Sequence[Document], *, image_size: int
+) -> dict[str, Tensor]:
+    """What is embedded of a document: its title and its picture."""
+    image, has_image = pictures([d.image_png for d in documents], image_size)
+    return encoder.features([d.title for d in documents], image, has_image)
+
+
+@torch.no_grad()
+def embed_documents(
+    encoder: DualEncoder,
+    store: DocumentStore,
+    ids: Sequence[str],
+    *,
+    image_size: int,
+    batch_size: int,
+    progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Embeddings (len(ids), E) of documents; ``progress`` is called with the number done after each batch."""
+    parts = [torch.zeros(0, encoder.dim)]
+    for start in range(0, len(ids), batch_size):
+        documents = store.fetch(ids[start : start + batch_size])
+        parts.append(encoder(document_features(encoder, documents, image_size=image_size)))
+        if progress is not None:
+            progress(len(documents))
+    return torch.cat(parts)
+
+
+def architecture(encoder: DualEncoder, *, image_size: int) -> str:
+    """A string that names everything but the weights that decides what an embedding means."""
+    shapes = ("text_buckets", "text_dim", "image_dim", "image_width", "image_patch")
+    config = {k: v for k, v in asdict(encoder.config).items() if k in shapes}
+    return "dual_encoder " + json.dumps({**config, "image_size": image_size}, sort_keys=True)
+
+
+def weights_hash(encoder: DualEncoder) -> str:
+    """16 hex digits over all weights by name."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(encoder.state_dict().items()):
+        digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()

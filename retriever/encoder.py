@@ -1,0 +1,119 @@
+"""The dual encoder: one embedding for questions and documents made of text, a picture, or both.
+
+An embedding is two blocks side by side, text and picture, so the inner product of two of them is
+``text.text + picture.picture`` and a missing part contributes exactly nothing. A mean of both parts was
+tried and lets titles drown the pictures (docs/log.md). The towers are shared between questions and
+documents. They are deliberately small:
+
+- text: a gated bag of hashed trigrams. Gates start at the trigrams' idf, vectors at random near-orthogonal
+  directions, so that an untrained tower already is a lexical matcher. The length of the bag is kept up to
+  1: a question whose every word is a stop word ("the capital of this country") has almost no text.
+- picture: two small convolutions and a linear map, from scratch. (Raw pixels plus a learned map of them start
+  far better but end no better; docs/log.md.)
+
+Shapes: N rows, L trigrams, E_t + E_i = E embedding width, S side of a picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from retriever.config import RetrieverConfig
+from retriever.trigrams import hashed, idf_weights
+
+Features = Mapping[str, Tensor]
+
+
+class TextTower(nn.Module):
+    """Gated bag of hashed trigrams: ``sum_i gate_i * vector_i``, shortened to a length below 1."""
+
+    def __init__(self, config: RetrieverConfig) -> None:
+        super().__init__()
+        buckets, dim = config.text_buckets, config.text_dim
+        self.gate = nn.Parameter(torch.ones(buckets), requires_grad=config.learned_gates)
+        self.vector = nn.Parameter(
+            torch.randn(buckets, dim) / math.sqrt(dim), requires_grad=config.learned_text
+        )
+
+    def fit(self, texts: Sequence[str]) -> None:
+        """Start the gates at the idf of trigrams over ``texts`` (training questions and titles)."""
+        weights = idf_weights(texts, num_buckets=self.gate.numel())
+        with torch.no_grad():
+            self.gate.copy_(weights)
+
+    def forward(self, ids_NL: Tensor, mask_NL: Tensor) -> Tensor:
+        gate_NL = self.gate[ids_NL].clamp(min=0.0) * mask_NL
+        bag_NE = torch.einsum("nl,nle->ne", gate_NL, self.vector[ids_NL])
+        return bag_NE / (bag_NE.square().sum(-1, keepdim=True) + 1.0).sqrt()
+
+
+class ImageTower(nn.Module):
+    """Two convolutions over patches and a linear map of the whole grid, of unit length.
+
+    The grid is kept (no pooling over places): where a stripe lies is what tells one flag from another.
+    """
+
+    def __init__(self, config: RetrieverConfig, *, image_size: int) -> None:
+        super().__init__()
+        patch = config.image_patch
+        if image_size % patch:
+            raise ValueError(
+                f"retriever.image_patch is {patch}; it must divide data.image_size ({image_size})"
+            )
+        grid = (image_size // patch) ** 2
+        self.patch = nn.Conv2d(3, config.image_width, patch, stride=patch)
+        self.mix = nn.Conv2d(config.image_width, config.image_width, 3, padding=1)
+        self.out = nn.Linear(config.image_width * grid, config.image_dim)
+
+    def forward(self, image_N3SS: Tensor) -> Tensor:
+        grid = F.gelu(self.mix(F.gelu(self.patch(image_N3SS - 0.5))))
+        return F.normalize(self.out(grid.flatten(1)), dim=1)
+
+
+class DualEncoder(nn.Module):
+    """Embeds rows of text and pictures; the score of two rows is the inner product of their embeddings.
+
+    ``log_scale`` is the contrastive objective's own learned scale (inverse temperature); nothing else
+    uses it.
+    """
+
+    MAX_SCALE = 100.0
+
+    def __init__(self, config: RetrieverConfig, *, image_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.text = TextTower(config)
+        self.image = ImageTower(config, image_size=image_size)
+        self.log_weight = nn.Parameter(torch.zeros(2))  # of the text and the picture block
+        self.log_scale = nn.Parameter(torch.tensor(math.log(14.0)))
+
+    @property
+    def dim(self) -> int:
+        """E, the width of an embedding."""
+        return self.config.text_dim + self.config.image_dim
+
+    def features(self, texts: Sequence[str], images_N3SS: Tensor, has_image_N: Tensor) -> dict[str, Tensor]:
+        """Tensors that ``forward`` takes. Pictures are float in [0, 1]; rows without one are ignored."""
+        ids_NL, mask_NL = hashed(texts, num_buckets=self.config.text_buckets)
+        return {"trigram": ids_NL, "trigram_mask": mask_NL, "image": images_N3SS, "has_image": has_image_N}
+
+    def forward(self, features: Features) -> Tensor:
+        """Embeddings (N, E)."""
+        weight = (0.5 * self.log_weight).exp()
+        text_NE = self.text(features["trigram"], features["trigram_mask"]) * weight[0]
+        image_NE = self.image(features["image"]) * features["has_image"].unsqueeze(1) * weight[1]
+        return torch.cat([text_NE, image_NE], dim=1)
+
+    def scale(self) -> Tensor:
+        """The contrastive scale, clamped."""
+        return self.log_scale.exp().clamp(max=self.MAX_SCALE)
+
+
+def rows(features: Features, index: Tensor) -> dict[str, Tensor]:
+    """Some rows of a feature dictionary."""
+    return {name: tensor[index] for name, tensor in features.items()}

@@ -1,0 +1,204 @@
+"""The index: which documents score highest for a query, and from which weights and store it was made.
+
+An index folder holds ``versions/<n>/{index.faiss, ids.json, manifest.json}`` and ``CURRENT``, one line with
+the current version's number, replaced atomically after the version is whole; readers never see half of one.
+The manifest says what made the vectors and how many there are; what does not match is refused with both
+sides named, and a file whose checksum is off is refused before faiss parses it.
+
+Index scores only choose candidates. Ties break by document id, so equal vectors give one order everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from retriever.faiss_import import faiss
+
+TIE_MARGIN = 16
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an index version was made of.
+
+    Attributes:
+        encoder: what names the encoder's architecture (``architecture`` in retriever.build).
+        weights: hash of the encoder's weights; must match for evaluation, may lag in training.
+        store: fingerprint of the document store's shards.
+        num_edits: edits of the store that the vectors cover.
+        template: what of a document is embedded.
+        factory: faiss factory string.
+        metric: always inner product.
+        dim: width of a vector.
+        count: vectors, one for each document.
+        recall_at_10: of this index against exact search (1 for a flat index, which is exact).
+        sha256: of ``index.faiss``.
+    """
+
+    encoder: str
+    weights: str
+    store: str
+    num_edits: int
+    dim: int
+    count: int
+    template: str = "title + image"
+    factory: str = "Flat"
+    metric: str = "inner_product"
+    recall_at_10: float = 1.0
+    sha256: str = ""
+
+    def check(self, expected: Mapping[str, Any], *, where: str) -> None:
+        """Refuse an index that does not fit.
+
+        Raises:
+            ValueError: names the first field that differs, with both values.
+        """
+        mine = asdict(self)
+        for name, value in expected.items():
+            if mine[name] != value:
+                raise ValueError(
+                    f"the index at {where} does not fit: its {name} is {mine[name]!r}, needed is {value!r}; "
+                    "build it again with `python -m retriever.build --config ...`"
+                )
+
+
+class Index:
+    """One version, loaded: exact inner-product search over all documents."""
+
+    def __init__(self, vectors: Any, ids: Sequence[str], manifest: Manifest) -> None:
+        self._vectors, self.ids, self.manifest = vectors, list(ids), manifest
+        if not vectors.ntotal == len(self.ids) == manifest.count:
+            raise ValueError(
+                f"index and documents are out of step: {vectors.ntotal} vectors, {len(self.ids)} ids, "
+                f"{manifest.count} in the manifest"
+            )
+
+    @classmethod
+    def from_embeddings(cls, embedding_UE: Tensor, ids: Sequence[str], manifest: Manifest) -> Index:
+        """A flat index of embeddings (U, E), one for each id."""
+        vectors = faiss.IndexFlatIP(embedding_UE.shape[1])
+        vectors.add(embedding_UE.detach().float().contiguous().numpy())
+        return cls(vectors, ids, manifest)
+
+    def search(self, query_BE: Tensor, *, k: int) -> tuple[list[list[str]], Tensor]:
+        """Ids of the k best documents of each query, best first, and their scores (B, k).
+
+        Raises:
+            ValueError: if k exceeds the number of documents.
+        """
+        if not 1 <= k <= len(self.ids):
+            raise ValueError(
+                f"k is {k}; the memory holds {len(self.ids)} documents, so 1 to {len(self.ids)} are allowed"
+            )
+        wide = min(len(self.ids), k + TIE_MARGIN)
+        score, row = self._vectors.search(query_BE.detach().float().contiguous().numpy(), wide)
+        found, best = [], numpy.zeros((len(row), k), dtype=numpy.float32)
+        for b in range(len(row)):
+            order = sorted(zip(-score[b], (self.ids[i] for i in row[b]), strict=True))[:k]
+            found.append([name for _, name in order])
+            best[b] = [-s for s, _ in order]
+        return found, torch.from_numpy(best)
+
+    def replaced(self, ids: Sequence[str], embedding_UE: Tensor, *, num_edits: int) -> Index:
+        """A copy in which some documents have new vectors; the ids' order is kept."""
+        place = {name: i for i, name in enumerate(self.ids)}
+        matrix = self._vectors.reconstruct_n(0, len(self.ids))
+        for row, name in enumerate(ids):
+            matrix[place[name]] = embedding_UE[row].detach().float().numpy()
+        return Index.from_embeddings(
+            torch.from_numpy(matrix), self.ids, replace(self.manifest, num_edits=num_edits)
+        )
+
+    def publish(self, directory: str | Path, *, version: int | None = None) -> int:
+        """Write this index as a version of ``directory`` and make it current; gives the version's number."""
+        directory = Path(directory)
+        versions = directory / "versions"
+        versions.mkdir(parents=True, exist_ok=True)
+        if version is None:
+            version = max([-1, *list_versions(directory)]) + 1
+        temporary = versions / f".{version}.{os.getpid()}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        faiss.write_index(self._vectors, str(temporary / "index.faiss"))
+        manifest = replace(self.manifest, sha256=sha256(temporary / "index.faiss"))
+        (temporary / "ids.json").write_text(json.dumps(self.ids))
+        (temporary / "manifest.json").write_text(json.dumps(asdict(manifest), indent=2) + "\n")
+        for path in temporary.iterdir():
+            _sync(path)
+        final = versions / str(version)
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        pointer = directory / f".CURRENT.{os.getpid()}"
+        pointer.write_text(f"{version}\n")
+        _sync(pointer)
+        pointer.replace(directory / "CURRENT")
+        self.manifest = manifest
+        return version
+
+
+def load(directory: str | Path, *, version: int | None = None) -> Index:
+    """Load a version (default: the current one).
+
+    Raises:
+        FileNotFoundError: if there is none; says which command makes one.
+        ValueError: if a file is damaged.
+    """
+    directory = Path(directory)
+    if version is None:
+        try:
+            version = int((directory / "CURRENT").read_text())
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"no index at {directory}; make one with `python -m retriever.build --config ... --index.dir {directory}`"
+            ) from None
+    folder = directory / "versions" / str(version)
+    try:
+        manifest = Manifest(**json.loads((folder / "manifest.json").read_text()))
+        ids = json.loads((folder / "ids.json").read_text())
+        found = sha256(folder / "index.faiss")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"index version {version} of {directory} is incomplete: {error.filename}"
+        ) from None
+    except (TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{folder}: manifest or ids are damaged ({error}); build the index again") from None
+    if found != manifest.sha256:
+        raise ValueError(
+            f"{folder / 'index.faiss'} is damaged: its checksum is not the manifest's; build the index again"
+        )
+    return Index(faiss.read_index(str(folder / "index.faiss")), ids, manifest)
+
+
+def list_versions(directory: str | Path) -> list[int]:
+    """Numbers of the versions in an index folder, ascending."""
+    folder = Path(directory) / "versions"
+    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
+
+
+def prune(directory: str | Path, *, keep: int, named: Collection[int] = ()) -> None:
+    """Delete all versions but the newest ``keep`` and those in ``named``."""
+    for version in list_versions(directory)[:-keep]:
+        if version not in named:
+            shutil.rmtree(Path(directory) / "versions" / str(version))
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
