@@ -1,0 +1,43 @@
+"""What one gets without learning: the commonest answer, and the most similar pixels."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from data.dataset import Dataset, Sample
+from data.images import pixels as pixel_features
+from rag_mm.evaluate.answer import DEPTH, Prediction
+
+
+def most_frequent(dataset: Dataset, samples: Sequence[Sample]) -> list[Prediction]:
+    """For every question the first answer that is commonest among the training questions of its field.
+
+    Ties go to the answer that sorts first; a field that training never asked for is answered with nothing.
+    """
+    count: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for sample in dataset.questions("train"):
+        if sample.weight:
+            count[sample.field][sample.answers[0]] += 1
+    best = {field: min(answers, key=lambda a: (-answers[a], a)) for field, answers in count.items()}
+    return [Prediction(sample.id, best.get(sample.field, "")) for sample in samples]
+
+
+def pixels(dataset: Dataset, samples: Sequence[Sample]) -> list[Prediction]:
+    """Retrieval only: documents by the similarity of 12 x 12 mean-centred pixels, ties broken by id.
+
+    Questions without a picture get no documents.
+    """
+    asked = [sample for sample in samples if sample.image_png is not None]
+    found: dict[str, Prediction] = {}
+    if asked:
+        documents = [d for d in dataset.store.fetch(sorted(dataset.store.ids)) if d.image_png is not None]
+        memory = pixel_features([d.image_png for d in documents if d.image_png is not None])
+        query = pixel_features([s.image_png for s in asked if s.image_png is not None])
+        score, row = (query @ memory.T).sort(dim=1, descending=True, stable=True)
+        for sample, scores, rows in zip(
+            asked, score[:, :DEPTH].tolist(), row[:, :DEPTH].tolist(), strict=True
+        ):
+            ids = tuple(documents[i].id for i in rows)
+            found[sample.id] = Prediction(sample.id, None, ids, tuple(scores))
+    return [found.get(sample.id, Prediction(sample.id, None)) for sample in samples]

@@ -1,0 +1,231 @@
+"""The factbook task: from predictions to rows of the result table, and to files.
+
+A row holds fractions of 1; what does not apply is null. ``hit@k`` counts any right document among the first
+k. ``em_unseen_answers`` is exact match on questions none of whose accepted answers is accepted for any
+training question, of whatever field: these cannot be remembered, only read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.dataset import Dataset, Sample
+from data.factbook_questions import stable_hash
+from rag_mm.evaluate import baselines, metrics
+from rag_mm.evaluate.answer import Answerer, Prediction
+from rag_mm.evaluate.rows import COMPARISONS, ROWS
+
+KINDS = ("name", "picture")
+HITS = (1, 4)
+SEED = 0  # of the bootstrap: the same predictions give the same intervals
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A prediction beside its question, judged.
+
+    Attributes:
+        em, f1: None where there is no answer to judge.
+        hit: k -> whether a right document is among the first k; empty where nothing was retrieved.
+        unseen: no accepted answer of it is one of a training question.
+    """
+
+    sample: Sample
+    prediction: Prediction
+    em: float | None
+    f1: float | None
+    hit: dict[int, float]
+    unseen: bool
+
+    def value(self, metric: str) -> float | None:
+        """``em``, ``f1`` or ``hit@<k>``."""
+        if metric.startswith("hit@"):
+            return self.hit.get(int(metric[4:]))
+        return self.em if metric == "em" else self.f1
+
+    def record(self, row: str) -> dict[str, Any]:
+        """One line of the predictions file."""
+        sample, prediction = self.sample, self.prediction
+        return {
+            "row": row,
+            "id": sample.id,
+            "question": sample.question,
+            "kind": sample.kind,
+            "field": sample.field,
+            "country": sample.country,
+            "gold_answers": list(sample.answers),
+            "answer": prediction.answer,
+            "em": self.em,
+            "f1": self.f1,
+            "gold_documents": list(sample.gold),
+            "documents": list(prediction.document_ids),
+            "scores": [round(score, 6) for score in prediction.scores],
+            "num_read": prediction.num_read,
+            "hit": {f"hit@{k}": value for k, value in self.hit.items()},
+            "unseen_answers": self.unseen,
+        }
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """Which questions are asked.
+
+    Attributes:
+        split: test for results, dev for choices.
+        num: only that many questions, chosen by a hash of their ids; 0: all.
+    """
+
+    split: str = "test"
+    num: int = 0
+
+    @property
+    def name(self) -> str:
+        """The stem of the result files: ``factbook`` is kept for all test questions."""
+        parts = [
+            "factbook",
+            *([self.split] if self.split != "test" else []),
+            *([str(self.num)] if self.num else []),
+        ]
+        return "-".join(parts)
+
+    def samples(self, dataset: Dataset) -> list[Sample]:
+        """The questions, broken ones left out (`QuestionSet.bad_samples` counts them)."""
+        whole = [sample for sample in dataset.questions(self.split) if sample.weight]
+        if self.num:
+            whole = sorted(whole, key=lambda sample: stable_hash("evaluate", sample.id))[: self.num]
+        return whole
+
+
+def seen_answers(dataset: Dataset) -> frozenset[str]:
+    """Every normalised accepted answer of a training question."""
+    return frozenset(
+        metrics.normalise_answer(answer)
+        for sample in dataset.questions("train")
+        if sample.weight
+        for answer in sample.answers
+    )
+
+
+def score(samples: Sequence[Sample], predictions: Sequence[Prediction], seen: frozenset[str]) -> list[Scored]:
+    """Judge predictions.
+
+    Raises:
+        ValueError: if predictions and samples are not in the same order.
+    """
+    scored = []
+    for sample, prediction in zip(samples, predictions, strict=True):
+        if sample.id != prediction.id:
+            raise ValueError(f"prediction {prediction.id!r} stands where one for {sample.id!r} belongs")
+        em = f1 = None
+        if prediction.answer is not None:
+            em = metrics.maximum_over(metrics.exact_match, prediction.answer, sample.answers)
+            f1 = metrics.maximum_over(metrics.f1, prediction.answer, sample.answers)
+        ids = prediction.document_ids
+        hit = {k: float(bool(set(sample.gold) & set(ids[:k]))) for k in HITS if len(ids) >= k}
+        unseen = not seen.intersection(map(metrics.normalise_answer, sample.answers))
+        scored.append(Scored(sample, prediction, em, f1, hit, unseen))
+    return scored
+
+
+def predict(
+    name: str,
+    dataset: Dataset,
+    answerer: Answerer | None,
+    samples: Sequence[Sample],
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> list[Prediction]:
+    """The predictions of one row; ``answerer`` has the weights that the row uses (None: a baseline)."""
+    row = ROWS[name]
+    if row.weights_of:
+        assert answerer is not None, f"{name} needs weights"
+        return answerer.answer(samples, row.documents, progress=progress)
+    predictions = {"most_frequent": baselines.most_frequent, "pixels": baselines.pixels}[name](
+        dataset, samples
+    )
+    if progress is not None:
+        progress(len(samples))
+    return predictions
+
+
+def make_row(name: str, scored: Sequence[Scored]) -> dict[str, Any]:
+    """A row of the table, folds pooled or not; intervals resample countries."""
+    given = ROWS[name].documents == "gold"  # it was given the right document, which is no merit
+    kinds = {kind: [s for s in scored if s.sample.kind == kind] for kind in KINDS}
+    fields: defaultdict[str, list[Scored]] = defaultdict(list)
+    for item in scored:
+        fields[item.sample.field].append(item)
+    row: dict[str, Any] = {
+        "name": name,
+        "em": _mean(scored, "em"),
+        "f1": _mean(scored, "f1"),
+        "em_interval": _interval(scored, "em"),
+        "em_by_kind": {kind: _mean(items, "em") for kind, items in kinds.items()},
+        "em_by_field": {field: _mean(items, "em") for field, items in fields.items()},
+    }
+    for k in HITS:
+        metric = f"hit@{k}"
+        row[metric] = {kind: None if given else _mean(items, metric) for kind, items in kinds.items()}
+    row["hit@1_interval"] = {
+        kind: None if given else _interval(items, "hit@1") for kind, items in kinds.items()
+    }
+    row["em_unseen_answers"] = _mean([s for s in scored if s.unseen], "em")
+    return row
+
+
+def compare(scored: Mapping[str, Sequence[Scored]]) -> list[dict[str, Any]]:
+    """The paired comparisons of COMPARISONS whose rows are there."""
+    found = []
+    for name, other, metric, kind in COMPARISONS:
+        if name in scored and other in scored:
+            a, b = (_by_country(_of_kind(scored[row], kind), metric) for row in (name, other))
+            difference, low, high = metrics.paired_bootstrap(a, b, seed=SEED)
+            found.append(
+                {"row": name, "minus": other, "metric": metric, "kind": kind,
+                 "difference": difference, "low": low, "high": high}
+            )  # fmt: skip
+    return found
+
+
+def write(directory: Path, task: str, result: dict[str, Any], scored: Mapping[str, Sequence[Scored]]) -> Path:
+    """Write ``<task>.json`` and ``<task>.predictions.jsonl`` into ``directory``; gives the former's path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(s.record(row), ensure_ascii=False) for row, items in scored.items() for s in items]
+    _replace(directory / f"{task}.predictions.jsonl", "".join(f"{line}\n" for line in lines))
+    path = directory / f"{task}.json"
+    _replace(path, json.dumps(result, ensure_ascii=False, indent=2) + "\n")
+    return path
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _of_kind(scored: Iterable[Scored], kind: str) -> list[Scored]:
+    return [s for s in scored if kind in ("all", s.sample.kind)]
+
+
+def _by_country(scored: Iterable[Scored], metric: str) -> dict[str, list[float]]:
+    groups: defaultdict[str, list[float]] = defaultdict(list)
+    for item in scored:
+        value = item.value(metric)
+        if value is not None:
+            groups[item.sample.country].append(value)
+    return dict(groups)
+
+
+def _mean(scored: Iterable[Scored], metric: str) -> float | None:
+    values = [value for s in scored if (value := s.value(metric)) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _interval(scored: Iterable[Scored], metric: str) -> list[float] | None:
+    groups = _by_country(scored, metric)
+    return list(metrics.bootstrap(groups, seed=SEED)[1:]) if groups else None
