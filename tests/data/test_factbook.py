@@ -1,6 +1,6 @@
 from data import images
 from data.dataset import SPLITS, Dataset
-from tests.data.conftest import COUNTRIES
+from tests.conftest import COUNTRIES
 
 
 def samples(factbook: Dataset):

@@ -6,7 +6,7 @@ import pytest
 
 from data import prepare as module
 from data.prepare import main, prepare
-from tests.data.conftest import COUNTRIES
+from tests.conftest import COUNTRIES
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -1,0 +1,35 @@
+"""Wrong values are refused where they are built, naming field, value and what is allowed."""
+
+import pytest
+
+from data.config import DataConfig
+from pipeline.config import ParallelConfig
+from rag_mm.config import CheckpointConfig, Config, TrainConfig
+from rag_mm.objectives import ObjectivesConfig
+from rag_mm.reader.config import ReaderConfig
+from retriever.config import IndexConfig, RetrieverConfig
+
+WRONG = [
+    (lambda: TrainConfig(steps=0), r"train\.steps is 0; it must be at least 1"),
+    (lambda: TrainConfig(rename=1.5), r"train\.rename is 1\.5.*between 0 and 1"),
+    (lambda: TrainConfig(learning_rate=-1.0), r"train\.learning_rate is -1\.0"),
+    (lambda: TrainConfig(clip_norm=0.0), r"train\.clip_norm is 0\.0.*above 0"),
+    (lambda: CheckpointConfig(keep=0), r"checkpoint\.keep is 0"),
+    (lambda: ReaderConfig(width=10, heads=4), r"reader\.width is 10.*multiple of twice reader\.heads"),
+    (lambda: ReaderConfig(dropout=1.0), r"reader\.dropout is 1\.0"),
+    (lambda: RetrieverConfig(k=0), r"retriever\.k is 0"),
+    (lambda: IndexConfig(keep_versions=0), r"index\.keep_versions is 0"),
+    (lambda: ObjectivesConfig(pdist_score_temperature=0.0), r"pdist_score_temperature is 0\.0.*above 0"),
+    (lambda: ParallelConfig(num_microbatches=0), r"parallel\.num_microbatches is 0"),
+    (lambda: DataConfig(fold=4), r"data\.fold is 4; allowed are 0, 1, 2 and 3"),
+    (lambda: Config(data=DataConfig(image_size=20)), r"reader\.patch is 8.*divide data\.image_size \(20\)"),
+    (lambda: Config(train=TrainConfig(batch_size=30)), r"train\.batch_size is 30.*multiple of"),
+    (lambda: Config(objectives=ObjectivesConfig(generation=0.0)), r"objectives\.generation is 0"),
+    (lambda: Config(objectives=ObjectivesConfig(contrastive=0.0)), r"train\.retriever_steps is 300"),
+]
+
+
+@pytest.mark.parametrize("build, message", WRONG)
+def test_wrong_values(build, message: str):
+    with pytest.raises(ValueError, match=message):
+        build()

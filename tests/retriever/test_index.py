@@ -1,0 +1,102 @@
+"""The index: exact, stable on ties, atomic, and refused when it does not fit."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from retriever import index as index_files
+from retriever.index import Index, Manifest
+
+
+def make(count: int = 50, dim: int = 8, *, seed: int = 0) -> tuple[Index, torch.Tensor]:
+    embedding = torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
+    ids = [f"d{i:03}" for i in range(count)]
+    return Index.from_embeddings(embedding, ids, Manifest("e", "w", "s", 0, dim, count)), embedding
+
+
+def test_search_is_exact():
+    index, embedding = make()
+    query = torch.randn(7, 8, generator=torch.Generator().manual_seed(5))
+    ids, scores = index.search(query, k=5)
+    right = (query @ embedding.T).topk(5, dim=1)
+    assert [[int(name[1:]) for name in row] for row in ids] == right.indices.tolist()
+    torch.testing.assert_close(scores, right.values)
+
+
+def test_ties_break_by_id():
+    same = torch.ones(6, 4)
+    index = Index.from_embeddings(same, ["f", "c", "a", "e", "b", "d"], Manifest("e", "w", "s", 0, 4, 6))
+    assert index.search(torch.ones(1, 4), k=3)[0] == [["a", "b", "c"]]
+
+
+@pytest.mark.parametrize("k", [0, 51])
+def test_k_beyond_the_memory_is_refused(k: int):
+    with pytest.raises(ValueError, match=f"k is {k}; the memory holds 50 documents"):
+        make()[0].search(torch.ones(1, 8), k=k)
+
+
+def test_vectors_and_ids_out_of_step_are_refused():
+    index, embedding = make()
+    with pytest.raises(ValueError, match="out of step: 50 vectors, 49 ids"):
+        Index.from_embeddings(embedding, index.ids[1:], index.manifest)
+
+
+def test_publish_load_and_replace(tmp_path: Path):
+    index, _ = make()
+    assert index.publish(tmp_path) == 0
+    loaded = index_files.load(tmp_path)
+    query = torch.randn(3, 8, generator=torch.Generator().manual_seed(9))
+    assert loaded.search(query, k=4)[0] == index.search(query, k=4)[0]
+    changed = loaded.replaced(["d007"], 100 * query[:1], num_edits=1)
+    assert changed.search(query[:1], k=1)[0] == [["d007"]] and changed.manifest.num_edits == 1
+    assert changed.publish(tmp_path) == 1 and index_files.load(tmp_path).manifest.num_edits == 1
+    assert index_files.load(tmp_path, version=0).manifest.num_edits == 0
+
+
+def test_a_flipped_bit_is_refused_before_faiss_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    index, _ = make()
+    index.publish(tmp_path)
+    path = tmp_path / "versions" / "0" / "index.faiss"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    monkeypatch.setattr(index_files.faiss, "read_index", lambda name: pytest.fail("faiss read a damaged file"))
+    with pytest.raises(ValueError, match="damaged"):
+        index_files.load(tmp_path)
+
+
+def test_a_mismatch_names_both_sides():
+    manifest = make()[0].manifest
+    with pytest.raises(ValueError, match="its weights is 'w', needed is 'other'"):
+        manifest.check({"weights": "other"}, where="here")
+    manifest.check({"store": "s", "count": 50}, where="here")
+
+
+def test_missing_index_names_the_command(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=r"python -m retriever\.build"):
+        index_files.load(tmp_path)
+
+
+def test_prune_keeps_the_newest_and_the_named(tmp_path: Path):
+    index, _ = make()
+    for version in (10, 20, 30, 40):
+        index.publish(tmp_path, version=version)
+    index_files.prune(tmp_path, keep=1, named={20})
+    assert index_files.list_versions(tmp_path) == [20, 40]
+
+
+def test_an_interrupted_publish_leaves_the_old_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    index, _ = make()
+    index.publish(tmp_path)
+
+    def crash(self, target):
+        raise OSError("power cut")
+
+    monkeypatch.setattr(Path, "rename", crash)
+    with pytest.raises(OSError, match="power cut"):
+        index.publish(tmp_path)
+    monkeypatch.undo()
+    assert index_files.load(tmp_path).manifest == replace(index.manifest, sha256=index_files.load(tmp_path).manifest.sha256)
+    assert index_files.list_versions(tmp_path) == [0]
