@@ -147,8 +147,7 @@ def _fastest(time_s: np.ndarray, masks: Sequence[np.ndarray], num_microbatches: 
     """Bounds with the smallest sum + (M - 1) * max."""
     weight = num_microbatches - 1
     lowest, bounds = _search(time_s, masks, minimax=True)
-    if not bounds:
-        raise ValueError("the pinned cuts leave no way to give every stage a block; remove a pin or a stage")
+    assert bounds, "num_stages <= blocks and at most num_stages - 1 pins always leave a way"
     candidates = np.unique(time_s[np.isfinite(time_s)]).tolist()
     best_total, best_bounds = float("inf"), bounds
 
