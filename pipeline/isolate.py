@@ -28,7 +28,7 @@ class _Pass(torch.autograd.Function):
 def call(block: Block, env: Mapping[str, Tensor], *, ids: Tensor | None) -> dict[str, Tensor]:
     """One forward of one block; gives what it writes. The same draws every time."""
     with keyed.scope(seed=0, step=0), keyed.block(block.name, ids=ids):
-        given = {n: _Pass.apply(env[n]) if env[n].requires_grad else env[n] for n in block.reads}  # type: ignore[no-untyped-call]
+        given = {n: _Pass.apply(env[n]) if env[n].requires_grad else env[n] for n in block.reads}
         result = block.module(*[given[name] for name in block.reads])
     values = (result,) if isinstance(result, Tensor) else tuple(result)
     if len(values) != len(block.writes):

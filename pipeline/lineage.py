@@ -139,7 +139,8 @@ def classify(program: BlockProgram, block: Block, env: Mapping[str, Tensor], *, 
     for name, base in experiment.base.items():
         if program.axis(name) is not None and (base.dim() == 0 or base.shape[0] % num_samples):
             raise ValueError(
-                f"block {block.name!r} writes {name!r} of shape {tuple(base.shape)} for {num_samples} samples, but its "
+                f"block {block.name!r} writes {name!r} of shape {tuple(base.shape)} "
+                f"for {num_samples} samples, but its "
                 f"axis is {program.axis(name)!r}; give it one row (or k rows) a sample, or declare axis None"
             )
         scale = base.double().nan_to_num().abs().max().item() if base.numel() else 0.0
@@ -335,12 +336,14 @@ def require_sample_lineage(profile: Profile) -> None:
         if block.lineage != "sample":
             whose = "its group" if block.lineage == "group" else "the whole batch"
             raise ValueError(
-                f"block {block.name!r} mixes samples of {whose}, so micro-batches would change its gradients. "
+                f"block {block.name!r} mixes samples of {whose}, so "
+                "micro-batches would change its gradients. "
                 f"It mixes in {block.mixes}. {_remedy(block.mixes)}"
             )
         if block.stateful:
             raise ValueError(
-                f"block {block.name!r} changes its buffers in the forward, so the result depends on how often and "
+                f"block {block.name!r} changes its buffers in the forward, so "
+                "the result depends on how often and "
                 "on which rows it runs. Freeze it (eval mode), or keep the state outside the pipeline."
             )
 

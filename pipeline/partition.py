@@ -15,6 +15,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -61,7 +62,8 @@ def partition(
         raise ValueError(f"num_stages is {num_stages}; a program of {n} blocks can have 1 to {n}")
     if num_microbatches != profile.num_microbatches:
         raise ValueError(
-            f"num_microbatches is {num_microbatches}, but the profile was traced for {profile.num_microbatches} "
+            f"num_microbatches is {num_microbatches}, but the profile was "
+            f"traced for {profile.num_microbatches} "
             f"(micro-batches of {profile.num_samples // profile.num_microbatches} samples); trace again"
         )
     # Checks 1f1b's need of micro-batches before any work.
@@ -81,7 +83,8 @@ def partition(
         smallest = _smallest_peak(memory)
         if capacity_bytes is not None and smallest > capacity_bytes:
             raise ValueError(
-                f"no cut into {num_stages} stages fits into {int(capacity_bytes)} bytes a stage; the smallest capacity that "
+                f"no cut into {num_stages} stages fits into {int(capacity_bytes)} "
+                "bytes a stage; the smallest capacity that "
                 f"would do is {int(smallest)} bytes (or use more stages, or smaller micro-batches)"
             )
         limit = smallest if objective == "memory" else capacity_bytes
@@ -90,7 +93,7 @@ def partition(
         masks = [allowed] * num_stages
     bounds = _fastest(table.time_s, masks, num_microbatches)
     stages = []
-    for a, b in zip(bounds, bounds[1:], strict=False):
+    for a, b in pairwise(bounds):
         cost = stage_cost(profile, a, b, num_microbatches=num_microbatches, parameter_copies=parameter_copies)
         names = tuple(block.name for block in profile.blocks[a:b])
         stages.append(StagePlan(names, cost.forward_s, cost.backward_s, 0, cost.send_bytes))
@@ -154,7 +157,7 @@ def _fastest(time_s: np.ndarray, masks: Sequence[np.ndarray], num_microbatches: 
     def least_sum(bound: float) -> float:
         nonlocal best_total, best_bounds
         total, found = _search(time_s, [mask & (time_s <= bound) for mask in masks], minimax=False)
-        slowest = max(time_s[a, b] for a, b in zip(found, found[1:], strict=False))
+        slowest = max(time_s[a, b] for a, b in pairwise(found))
         if total + weight * slowest < best_total:
             best_total, best_bounds = total + weight * slowest, found
         return total

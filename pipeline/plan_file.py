@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from pipeline.program import BlockProgram, nearest
@@ -54,7 +55,8 @@ class Plan:
             raise ValueError(f"plan: num_microbatches is {self.num_microbatches}; it must be at least 1")
         if self.schedule == "1f1b" and self.num_microbatches < len(self.stages):
             raise ValueError(
-                f"plan: num_microbatches is {self.num_microbatches}, fewer than the {len(self.stages)} stages; "
+                f"plan: num_microbatches is {self.num_microbatches}, fewer "
+                f"than the {len(self.stages)} stages; "
                 "1f1b needs at least as many (or use the schedule gpipe)"
             )
 
@@ -64,10 +66,10 @@ class Plan:
     ) -> Plan:
         """A plan with stages starting at blocks 0 and ``cuts`` (increasing), without predictions."""
         bounds = [0, *cuts, len(program.blocks)]
-        if any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
+        if any(a >= b for a, b in pairwise(bounds)):
             raise ValueError(f"cuts {list(cuts)} must increase and lie in 1..{len(program.blocks) - 1}")
         names = [block.name for block in program.blocks]
-        stages = tuple(StagePlan(tuple(names[a:b])) for a, b in zip(bounds, bounds[1:], strict=False))
+        stages = tuple(StagePlan(tuple(names[a:b])) for a, b in pairwise(bounds))
         return cls(stages, schedule, num_microbatches)
 
     @property

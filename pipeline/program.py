@@ -105,13 +105,13 @@ class BlockProgram(nn.Module):
             twice = sorted({n for n in names if names.count(n) > 1})
             if twice:
                 raise ValueError(f"{what} {twice[0]!r} is listed twice")
-        names = [block.name for block in self.blocks]
-        for name in names:
-            if names.count(name) > 1:
+        block_names = [block.name for block in self.blocks]
+        for name in block_names:
+            if block_names.count(name) > 1:
                 raise ValueError(
-                    f"block name {name!r} is used {names.count(name)} times; block names must be unique"
+                    f"block name {name!r} is used {block_names.count(name)} times; block names must be unique"
                 )
-            for other in names:
+            for other in block_names:
                 if other.startswith(name + "."):
                     raise ValueError(
                         f"block names {name!r} and {other!r}: one is a prefix of the other, "
@@ -177,7 +177,8 @@ class BlockProgram(nn.Module):
             for name in block.writes:
                 if name not in self._live[i + 1]:
                     raise ValueError(
-                        f"block {block.name!r} writes {name!r}, which no later block reads and which is no output"
+                        f"block {block.name!r} writes {name!r}, which no later "
+                        "block reads and which is no output"
                     )
         for name in self.inputs:
             if name not in self._live[0] and name != SAMPLE_ID:

@@ -16,7 +16,6 @@ Choices and their price:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,11 +25,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from pipeline import keyed
 from pipeline.boundary import Shape, boundary, carry_shapes
 from pipeline.plan_file import SCHEDULES, Plan
 from pipeline.program import SAMPLE_ID, BlockProgram, nearest
+from pipeline.ties import Ties
 
 LOSSES = "losses"
 _LIBRARY_SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -121,7 +122,7 @@ class _Stage(nn.Module):
 @dataclass
 class _Runtime:
     stage: _Stage
-    schedule: ScheduleGPipe | Schedule1F1B
+    schedule: PipelineScheduleSingle
 
 
 class Pipeline:
@@ -178,10 +179,11 @@ class Pipeline:
         self._bounds = plan.bounds()
         self._first, self._last = self._bounds[self.stage]
         self.inputs_here = program.inputs_of(self._first, self._last)
-        self._holders = self._find_holders()
+        self._ties = Ties(program, plan, stage=self.stage, group=group)
+        holders = self._ties.holders
         names = program.named_parameters_global()
-        self.parameters_here = {n: p for n, p in names.items() if self.stage in self._holders[n]}
-        self.owned = frozenset(n for n in self.parameters_here if self._holders[n][0] == self.stage)
+        self.parameters_here = {n: p for n, p in names.items() if self.stage in holders[n]}
+        self.owned = frozenset(n for n in self.parameters_here if holders[n][0] == self.stage)
         self.device = next((p.device for p in self.parameters_here.values()), torch.device("cpu"))
         self._runtimes: dict[Any, _Runtime] = {}
         self._output_shapes: dict[Any, dict[str, Shape]] = {}
@@ -199,13 +201,6 @@ class Pipeline:
         dist.set_timeout(timedelta(seconds=timeout_s), self.group)
         return dist.get_rank(self.group)
 
-    def _find_holders(self) -> dict[str, list[int]]:
-        holders: dict[str, list[int]] = {name: [] for name in self.program.named_parameters_global()}
-        for stage, plan in enumerate(self.plan.stages):
-            for name in {n for block in plan.blocks for n in self.program.block_parameters(block)}:
-                holders[name].append(stage)
-        return holders
-
     def step(self, batch: Mapping[str, Tensor], *, seed: int, step: int) -> StepResult:
         """Forward and backward of a batch; adds to ``.grad`` of parameters and of inputs that need it.
 
@@ -219,13 +214,14 @@ class Pipeline:
         """
         shapes = self._agree(batch)
         slices = _Slices(self.program, batch, self.inputs_here, self.num_microbatches)
-        tied = self._take_tied_gradients()
+        before = self._ties.set_aside()
+        output_shapes: dict[str, Shape] = {}
         with keyed.scope(seed=seed, step=step):
             if self.num_stages == 1:
-                outputs, output_shapes = self._run_here(slices), {}
+                outputs = self._run_here(slices)
             else:
                 outputs, output_shapes = self._run_stage(slices, shapes)
-        self._reduce_tied_gradients(tied)
+        self._ties.reduce(before, device=self.device)
         slices.backward()
         joined = None
         if outputs:
@@ -249,7 +245,10 @@ class Pipeline:
                 for name, shape in theirs.items():
                     known = shapes.setdefault(name, shape)
                     if (known.size, known.dtype) != (shape.size, shape.dtype) and not error:
-                        error = f"input {name!r} is {shape.size} {shape.dtype} on stage {stage}, elsewhere {known.size} {known.dtype}"
+                        error = (
+                            f"input {name!r} is {shape.size} {shape.dtype} on stage {stage}, "
+                            f"elsewhere {known.size} {known.dtype}"
+                        )
                     if shape.requires_grad and not known.requires_grad:
                         shapes[name] = shape
         if error:
@@ -265,7 +264,8 @@ class Pipeline:
         num_samples = self.program.num_samples(batch)
         if num_samples % self.num_microbatches:
             raise ValueError(
-                f"a batch of {num_samples} samples does not divide into {self.num_microbatches} micro-batches; "
+                f"a batch of {num_samples} samples does not divide into "
+                f"{self.num_microbatches} micro-batches; "
                 "pad it with samples of weight 0 or change num_microbatches"
             )
         # A stage that does not read an input says nothing about its gradient.
@@ -346,64 +346,13 @@ class Pipeline:
         outputs = {n: Shape((s.size[0] * count, *s.size[1:]), s.dtype, False) for n, s in carries[-1].items()}
         return _Runtime(module, schedule), outputs
 
-    def _tied(self) -> dict[str, nn.Parameter]:
-        names = self.program.named_parameters_global()
-        return {n: p for n, p in names.items() if len(self._holders[n]) > 1 and p.requires_grad}
-
-    def _take_tied_gradients(self) -> dict[str, Tensor | None]:
-        """Set aside what tied parameters have accumulated before, which is reduced already."""
-        before = {}
-        for name, parameter in self._tied().items():
-            before[name], parameter.grad = parameter.grad, None
-        return before
-
-    def _reduce_tied_gradients(self, before: Mapping[str, Tensor | None]) -> None:
-        """Give every holder of a tied parameter the sum of the holders' gradients."""
-        tied = self._tied()
-        for dtype in dict.fromkeys(p.dtype for p in tied.values()):
-            chosen = {n: p for n, p in tied.items() if p.dtype == dtype}
-            parts = []
-            for parameter in chosen.values():
-                grad = parameter.grad
-                here = grad is not None
-                flat = (
-                    grad.reshape(-1)
-                    if grad is not None
-                    else torch.zeros(parameter.numel(), dtype=dtype, device=self.device)
-                )
-                parts += [flat, torch.full((1,), float(here), dtype=dtype, device=self.device)]
-            flat = torch.cat(parts)
-            dist.all_reduce(flat, group=self.group)
-            offset = 0
-            for name, parameter in chosen.items():
-                size = parameter.numel()
-                total, holders = flat[offset : offset + size], flat[offset + size]
-                offset += size + 1
-                if self.stage not in self._holders[name]:
-                    parameter.grad = None
-                    continue
-                old = before[name]
-                if holders > 0:
-                    grad = total.view(parameter.shape).clone()
-                    parameter.grad = grad if old is None else old.add_(grad)
-                else:
-                    parameter.grad = old
-
     def check_ties(self) -> None:
         """Compare the copies of tied parameters over the stages, bit for bit (a small collective).
 
         Raises:
             RuntimeError: naming the first parameter whose copies differ.
         """
-        if self.num_stages == 1:
-            return
-        mine = {name: _digest(p) for name, p in self._tied().items() if self.stage in self._holders[name]}
-        gathered: list[Any] = [None] * self.num_stages
-        dist.all_gather_object(gathered, mine, group=self.group)
-        for name, holders in self._holders.items():
-            found = {gathered[stage].get(name) for stage in holders}
-            if len(holders) > 1 and len(found) > 1:
-                raise RuntimeError(f"copies of tied parameter {name!r} differ between stages {holders}")
+        self._ties.check()
 
     def release_other_stages(self) -> None:
         """Free parameters and buffers that only other stages use (they become meta tensors).
@@ -430,8 +379,3 @@ class Pipeline:
                             ghosts[id(tensor)] = ghost
                             keep.add(id(ghost))
                         store[name] = ghosts[id(tensor)]  # type: ignore[assignment]
-
-
-def _digest(tensor: Tensor) -> str:
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return hashlib.blake2b(raw, digest_size=8).hexdigest()

@@ -98,7 +98,8 @@ def simulate(
         raise ValueError("the plan's blocks are not the profile's, in order")
     if plan.num_microbatches != profile.num_microbatches:
         raise ValueError(
-            f"the plan has {plan.num_microbatches} micro-batches, the profile was traced for {profile.num_microbatches}"
+            f"the plan has {plan.num_microbatches} micro-batches, the profile "
+            f"was traced for {profile.num_microbatches}"
         )
     count, num_stages = plan.num_microbatches, plan.num_stages
     costs = [

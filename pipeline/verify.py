@@ -59,7 +59,8 @@ class GradientReport:
         more = len(self.failures) - 10
         return "\n".join(
             [
-                f"{len(self.failures)} of {self.num_compared} gradients are off by more than {self.tolerance:g}:",
+                f"{len(self.failures)} of {self.num_compared} gradients are "
+                f"off by more than {self.tolerance:g}:",
                 *lines,
             ]
             + ([f"  and {more} more"] if more > 0 else [])

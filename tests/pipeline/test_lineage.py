@@ -71,7 +71,7 @@ def program_of(module: nn.Module) -> tuple[BlockProgram, dict[str, Tensor]]:
     blocks = [
         Block("before", nn.Linear(D, D), ("x",), ("h",)),
         Block("middle", module, ("h",), ("h",)),
-        Block("after", nn.Linear(D if not isinstance(module, Apply) else D, 1), ("h",), ("losses",)),
+        Block("after", nn.Linear(D, 1), ("h",), ("losses",)),
     ]
     program = BlockProgram(blocks, inputs=("x", "sample_id"), outputs=("losses",))
     return program, {"x": torch.randn(B, D), "sample_id": torch.arange(B) + 40}
@@ -149,7 +149,7 @@ def test_batch_norm_is_named_with_its_path_and_nothing_is_changed() -> None:
 
 def test_generator_state_and_counters_are_refused() -> None:
     program, batch = program_of(nn.Dropout(0.5))
-    with pytest.raises(ValueError, match="generator state.*KeyedDropout"):
+    with pytest.raises(ValueError, match=r"generator state.*KeyedDropout"):
         require_sample_lineage(trace(program, batch, num_microbatches=1, repeats=1))
 
     class Counter(nn.Module):

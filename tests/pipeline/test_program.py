@@ -49,7 +49,7 @@ def test_running_in_parts_is_running_whole() -> None:
 def test_a_shared_parameter_has_one_name_that_of_its_first_block() -> None:
     program = fid_program()
     names = program.named_parameters_global()
-    assert list(names)[0] == "embed.table.weight" and "head.table.weight" not in names
+    assert next(iter(names)) == "embed.table.weight" and "head.table.weight" not in names
     assert len({id(p) for p in names.values()}) == len(names) == len(list(program.parameters()))
     assert list(program.block_parameters("head")) == ["head.temperature", "embed.table.weight"]
     assert program.block_parameters("target")["embed.table.weight"] is names["embed.table.weight"]

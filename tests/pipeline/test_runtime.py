@@ -199,7 +199,7 @@ def _one_rank_dies() -> None:
 
 
 def test_a_rank_s_exception_surfaces() -> None:
-    with pytest.raises(RuntimeError, match="rank 1 of 2 failed(.|\n)*on purpose"):
+    with pytest.raises(RuntimeError, match=r"rank 1 of 2 failed(.|\n)*on purpose"):
         run_on_ranks(_one_rank_dies, 2)
 
 
