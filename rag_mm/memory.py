@@ -82,11 +82,11 @@ class Memory:
             changed = sum(len(set(a) - set(b)) for a, b in zip(after, before, strict=True))
             self.staleness = changed / (k * len(before))
 
-    def load(self, version: int) -> None:
-        """Go on with a version that was published earlier."""
+    def load(self, version: int, *, staleness: float | None) -> None:
+        """Go on with a version that was published earlier, and what was said of it then."""
         self._index = index_files.load(self.directory, version=version)
         self._index.manifest.check({"store": self.store.fingerprint}, where=str(self.directory))
-        self.version = version
+        self.version, self.staleness = version, staleness
 
     def search(self, query_BE: Tensor, *, k: int) -> tuple[list[list[str]], Tensor]:
         """Ids of the k best documents and the index's scores (B, k); the same on every rank (rank 0's)."""

@@ -114,7 +114,7 @@ class Trainer:
         checkpoint.load(self.run_dir, steps[-1], self._tensors(), mesh=self.mesh)
         self.step, self.skipped = state["step"], state["skipped_steps"]
         if state["index_version"] is not None:
-            self.memory.load(state["index_version"])
+            self.memory.load(state["index_version"], staleness=state["staleness"])
         self.console.print(f"resumed from step {self.step} of {self.run_dir}", highlight=False)
 
     def _tensors(self) -> dict[str, torch.Tensor]:
@@ -129,6 +129,7 @@ class Trainer:
             self.run_dir, self.step, tensors=self._tensors(), mesh=self.mesh, keep=self.config.checkpoint.keep,
             state={
                 "index_version": self.memory.version,
+                "staleness": self.memory.staleness,
                 "skipped_steps": self.skipped,
                 "plan_hash": self.pipeline.plan.hash,
                 "data_fingerprint": self.dataset.fingerprint,

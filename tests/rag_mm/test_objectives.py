@@ -20,7 +20,11 @@ def test_generation_is_the_weighted_sum_of_negative_log_likelihoods():
 
 
 def test_pdist_against_a_loop():
-    score, likelihood, weight = rand(3, 4, seed=0), rand(3, 4, seed=1), torch.tensor([0.5, 0.25, 0.25]).double()
+    score, likelihood, weight = (
+        rand(3, 4, seed=0),
+        rand(3, 4, seed=1),
+        torch.tensor([0.5, 0.25, 0.25]).double(),
+    )
     found = objectives.pdist(score, likelihood, weight, score_temperature=0.3, target_temperature=0.7)
     for b in range(3):
         target = [math.exp(x / 0.7) for x in likelihood[b].tolist()]
@@ -31,11 +35,17 @@ def test_pdist_against_a_loop():
 
 
 def test_emdr2_against_a_loop():
-    score, likelihood, weight = rand(3, 4, seed=0), rand(3, 4, seed=1) - 2, torch.tensor([0.5, 0.5, 0.0]).double()
+    score, likelihood, weight = (
+        rand(3, 4, seed=0),
+        rand(3, 4, seed=1) - 2,
+        torch.tensor([0.5, 0.5, 0.0]).double(),
+    )
     found = objectives.emdr2(score, likelihood, weight, score_temperature=0.5)
     for b in range(3):
         prior = [math.exp(x / 0.5) for x in score[b].tolist()]
-        marginal = sum(p / sum(prior) * math.exp(x) for p, x in zip(prior, likelihood[b].tolist(), strict=True))
+        marginal = sum(
+            p / sum(prior) * math.exp(x) for p, x in zip(prior, likelihood[b].tolist(), strict=True)
+        )
         assert found[b].item() == pytest.approx(-weight[b].item() * math.log(marginal), rel=1e-12)
 
 
@@ -60,7 +70,9 @@ def test_pdist_is_least_where_scores_agree_with_likelihoods():
 def contrastive_loop(query, document, positive, weight, scale):
     total = []
     for q in range(query.shape[0]):
-        right = [math.exp(scale * float(query[q] @ document[u])) for u in range(len(document)) if positive[q, u]]
+        right = [
+            math.exp(scale * float(query[q] @ document[u])) for u in range(len(document)) if positive[q, u]
+        ]
         every = [math.exp(scale * float(query[q] @ document[u])) for u in range(len(document))]
         total.append(-float(weight[q]) * math.log(sum(right) / sum(every)) if right else 0.0)
     return total
@@ -72,7 +84,9 @@ def test_contrastive_against_a_loop_with_several_positives_and_none():
     positive[0, 1] = positive[1, 0] = positive[1, 4] = positive[2, 3] = True
     weight = torch.tensor([0.4, 0.3, 0.3, 0.0]).double()
     found = objectives.contrastive(query, document, positive, weight, scale)
-    assert found.tolist() == pytest.approx(contrastive_loop(query, document, positive, weight, 3.0), rel=1e-12)
+    assert found.tolist() == pytest.approx(
+        contrastive_loop(query, document, positive, weight, 3.0), rel=1e-12
+    )
 
 
 def test_contrastive_gradient_in_float64():
@@ -89,6 +103,8 @@ def test_contrastive_gradient_in_float64():
 def test_a_query_without_positive_has_no_gradient_and_no_nan():
     query = rand(1, 3, seed=0).requires_grad_()
     positive = torch.zeros(1, 2, dtype=torch.bool)
-    loss = objectives.contrastive(query, rand(2, 3, seed=1), positive, torch.zeros(1).double(), torch.tensor(5.0).double())
+    loss = objectives.contrastive(
+        query, rand(2, 3, seed=1), positive, torch.zeros(1).double(), torch.tensor(5.0).double()
+    )
     loss.sum().backward()
     assert loss.item() == 0.0 and query.grad is not None and query.grad.abs().max() == 0.0

@@ -41,7 +41,15 @@ def test_fraction_zero_is_the_identity():
     assert all(renaming.value("capital", v) == v for v in VALUES["capital"])
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1).map(str.strip).filter(bool), min_size=1), st.integers(0, 99))
+@given(
+    st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1)
+        .map(str.strip)
+        .filter(bool),
+        min_size=1,
+    ),
+    st.integers(0, 99),
+)
 def test_names_are_one_non_empty_line(values: list[str], step: int):
     renaming = Renaming({"f": values}, seed=3, step=step)
     for value in values:

@@ -62,7 +62,9 @@ def test_a_flipped_bit_is_refused_before_faiss_reads_it(tmp_path: Path, monkeypa
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    monkeypatch.setattr(index_files.faiss, "read_index", lambda name: pytest.fail("faiss read a damaged file"))
+    monkeypatch.setattr(
+        index_files.faiss, "read_index", lambda name: pytest.fail("faiss read a damaged file")
+    )
     with pytest.raises(ValueError, match="damaged"):
         index_files.load(tmp_path)
 
@@ -98,5 +100,7 @@ def test_an_interrupted_publish_leaves_the_old_version(tmp_path: Path, monkeypat
     with pytest.raises(OSError, match="power cut"):
         index.publish(tmp_path)
     monkeypatch.undo()
-    assert index_files.load(tmp_path).manifest == replace(index.manifest, sha256=index_files.load(tmp_path).manifest.sha256)
+    assert index_files.load(tmp_path).manifest == replace(
+        index.manifest, sha256=index_files.load(tmp_path).manifest.sha256
+    )
     assert index_files.list_versions(tmp_path) == [0]
