@@ -165,6 +165,11 @@ class Experiment:
                 self.scored[name, fold] = items
             self.headers[row, fold] = evaluated.header
             self._add("evaluate", row, time.perf_counter() - started)
+            if self.config.jobs > 1:
+                em = [
+                    f"{name} EM {factbook.make_row(name, evaluated.scored[name])['em']:.3f}" for name in names
+                ]
+                self.console.print(f"{job.name}: evaluated, {', '.join(em)}", highlight=False)
 
         run_jobs(jobs, at_once=self.config.jobs, console=self.console, done=done)
         return self._pool()

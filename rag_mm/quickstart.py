@@ -201,7 +201,7 @@ def main(argv: Sequence[str]) -> int:
         QuickstartConfig,
         argv,
         prog="python -m rag_mm.quickstart",
-        description="Data, index, joint training, evaluation and a changed fact, in one command. Safe to repeat.",
+        description="Data, index, joint training, evaluation and a changed fact, in one command.",
     )
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     try:

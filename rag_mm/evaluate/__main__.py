@@ -34,8 +34,8 @@ from rag_mm.evaluate.rows import ROWS, check_rows, row_of
 from rag_mm.evaluate.table import comparison_lines, field_table, result_table
 
 DESCRIPTION = (
-    "Score a run on held-out questions and write RUN/eval/factbook.json; or, with --set-fact, edit one document "
-    "and answer with the same weights before and after; or, with --ask, answer one question of yours."
+    "Score a run on held-out questions and write RUN/eval/factbook.json; or, with --set-fact, edit one "
+    "document and answer with the same weights before and after; or, with --ask, answer a question of yours."
 )
 
 

@@ -9,6 +9,7 @@ reported; the reader sees the first ``retriever.k``.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,9 @@ def load_run(run_dir: str | Path, step: int | None = None, *, data_dir: str | Pa
     dataset = Dataset(data_dir or config.data.dir, fold=config.data.fold)
     model = build_model(config, dataset)
     chosen = steps[-1] if step is None else step
-    checkpoint.load(directory, chosen, weights(model))
+    with warnings.catch_warnings():  # one process is what is wanted here
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        checkpoint.load(directory, chosen, weights(model))
     return Run(directory, config, dataset, model, chosen)
 
 
@@ -160,13 +163,16 @@ class Answerer:
                 nothing (an empty document, as in training without documents).
             progress: called with the number of questions answered after each batch.
         """
-        predictions: list[Prediction] = []
+        # Answers of one field are about as long as each other, and a batch decodes until its longest is done.
+        order = sorted(range(len(samples)), key=lambda i: (samples[i].field, samples[i].kind))
+        predictions: dict[int, Prediction] = {}
         for start in range(0, len(samples), self.batch_size):
-            batch = samples[start : start + self.batch_size]
-            predictions += self._answer(batch, documents)
+            chosen = order[start : start + self.batch_size]
+            answered = self._answer([samples[i] for i in chosen], documents)
+            predictions.update(zip(chosen, answered, strict=True))
             if progress is not None:
-                progress(len(batch))
-        return predictions
+                progress(len(chosen))
+        return [predictions[i] for i in range(len(samples))]
 
     @torch.no_grad()
     def _answer(self, samples: Sequence[Sample], documents: Documents) -> list[Prediction]:

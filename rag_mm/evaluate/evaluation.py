@@ -103,7 +103,7 @@ def progress(console: Console, what: str, total: int, unit: str) -> Iterator[Adv
     """A bar that goes away when done."""
     with Progress(
         TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn(),
-        console=console, transient=True,
+        console=console, transient=True, disable=not console.is_terminal,
     ) as bar:  # fmt: skip
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)

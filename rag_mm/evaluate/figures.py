@@ -120,7 +120,8 @@ def _picture(axes: Axes, png: bytes | None) -> None:
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
     if png is not None:
-        axes.imshow(images.load_rgba(png))
+        picture = images.load_rgba(png)
+        axes.imshow(picture.crop(picture.getchannel("A").getbbox()))
 
 
 def _save(figure: Any, path: Path) -> Path:

@@ -13,20 +13,16 @@ from rich.text import Text
 from rag_mm.evaluate.rows import ROWS
 
 COLUMNS = (
-    "row",
-    "EM",
-    "95 %",
-    "F1",
-    "EM name",
-    "EM picture",
-    "EM unseen",
-    "hit@1 name",
-    "hit@1 picture",
-    "hit@4 picture",
+    "row", "EM", "95 %", "F1", "EM\nname", "EM\npict.", "EM\nunseen", "hit@1\nname", "hit@1\npict.",
+    "hit@4\npict.",
+)  # fmt: skip
+NOT_TRAINED = (
+    "· not trained here; this trains all rows:\n  python -m rag_mm.experiment --config configs/factbook.yaml"
 )
 LEGEND = (
-    "EM, F1: best accepted answer. 95 %: bootstrap over countries. hit@k: a right document among the first k.\n"
-    "EM unseen: questions whose answer no training question has."
+    "EM, F1: best accepted answer. 95 %: of EM, bootstrap over countries.\n"
+    "name, pict.: questions by name and by picture. unseen: those with an answer\n"
+    "that no training question has. hit@k: a right document among the first k."
 )
 
 
@@ -56,11 +52,12 @@ def result_table(result: Mapping[str, Any], *, left_out: Sequence[str] = ()) -> 
     Args:
         left_out: rows that another configuration trains; named under the table's rows.
     """
-    table = Table(title=title(result), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    table = Table(
+        title=title(result), box=box.SIMPLE_HEAD, show_edge=False, padding=0, title_justify="left",
+        title_style="bold",
+    )  # fmt: skip
     for i, name in enumerate(COLUMNS):
-        table.add_column(
-            name.replace(" ", "\n", 1) if i else name, justify="right" if i else "left", no_wrap=True
-        )
+        table.add_column(name, justify="right" if i else "left", no_wrap=True)
     best = max((row["em"] for row in result["rows"] if row["em"] is not None), default=None)
     for row in result["rows"]:
         style = "bold" if row["em"] is not None and row["em"] == best else ""
@@ -69,11 +66,7 @@ def result_table(result: Mapping[str, Any], *, left_out: Sequence[str] = ()) -> 
         table.add_row(name, *["·"] * (len(COLUMNS) - 1), style="dim")
     parts: list[RenderableType] = [table]
     if left_out:
-        parts.append(
-            Text(
-                "·  not trained here; python -m rag_mm.experiment --config configs/factbook.yaml does", "dim"
-            )
-        )
+        parts.append(Text(NOT_TRAINED, "dim"))
     parts.append(Text(LEGEND, "dim"))
     parts.append(
         Text("\n".join(f"{row['name']}: {ROWS[row['name']].about}" for row in result["rows"]), "dim")
@@ -94,8 +87,11 @@ def title(result: Mapping[str, Any]) -> str:
 def field_table(result: Mapping[str, Any]) -> Table:
     """Exact match by field, one column a row of the result."""
     rows = [row for row in result["rows"] if row["em"] is not None]
-    table = Table(title="EM by field", box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    table.add_column("field")
+    table = Table(
+        title="EM by field", box=box.SIMPLE_HEAD, show_edge=False, padding=0, title_justify="left",
+        title_style="bold",
+    )  # fmt: skip
+    table.add_column("field", no_wrap=True)
     for row in rows:
         table.add_column(row["name"].replace("_", "\n"), justify="right")
     fields = dict.fromkeys(field for row in rows for field in row["em_by_field"])
@@ -118,7 +114,8 @@ def markdown(result: Mapping[str, Any]) -> str:
     """Table, fields and comparisons as Markdown."""
     rows = [row for row in result["rows"] if row["em"] is not None]
     fields = dict.fromkeys(field for row in rows for field in row["em_by_field"])
-    parts = [f"{title(result)}.", _markdown_table(COLUMNS, [cells(row) for row in result["rows"]])]
+    columns = [name.replace("\n", " ") for name in COLUMNS]
+    parts = [f"{title(result)}.", _markdown_table(columns, [cells(row) for row in result["rows"]])]
     if fields:
         head = ["EM by field", *(row["name"] for row in rows)]
         body = [[field, *(number(row["em_by_field"].get(field)) for row in rows)] for field in fields]

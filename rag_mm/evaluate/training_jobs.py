@@ -29,6 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 ROOT = Path(__file__).resolve().parents[2]
 EXIT_INTERRUPTED = 75
 POLL_S = 0.2
+SAY_EVERY_S = 30.0  # without a terminal, instead of bars
 
 
 class JobsEnded(Exception):
@@ -83,28 +84,28 @@ def run_jobs(
             this process was told to stop.
     """
     waiting, running = list(jobs), list[_Running]()
-    stop = _Stop(running)
-    shows = at_once > 1
+    stop, several = _Stop(running), at_once > 1
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
-        TimeElapsedColumn(), TextColumn("{task.fields[live]}"), console=console, disable=not shows,
+        TimeElapsedColumn(), TextColumn("{task.fields[live]}"), console=console,
+        disable=not (several and console.is_terminal),
     )  # fmt: skip
+    said = time.monotonic()
     with stop, bar:
         try:
             while (waiting or running) and not stop.asked:
                 while waiting and len(running) < at_once:
-                    running.append(_start(waiting.pop(0), bar, to_log=shows, console=console))
+                    running.append(_start(waiting.pop(0), bar, to_log=several, console=console))
                 time.sleep(POLL_S)
-                for item in list(running):
-                    if shows and item.task is not None:
-                        bar.update(item.task, **_progress(item.job))
-                    status = item.process.poll()
-                    if status is None:
-                        continue
+                if several:
+                    say = not console.is_terminal and time.monotonic() - said > SAY_EVERY_S
+                    said = time.monotonic() if say else said
+                    _show(running, bar, console if say else None)
+                for item in [item for item in running if item.process.poll() is not None]:
                     running.remove(item)
                     item.files.close()
-                    if status != 0:
-                        raise _ended(item.job, status, logged=shows)
+                    if item.process.returncode != 0:
+                        raise _ended(item.job, item.process.returncode, logged=several)
                     done(item.job, time.perf_counter() - item.started)
         finally:
             for item in running:
@@ -157,6 +158,17 @@ def _start(job: Job, bar: Progress, *, to_log: bool, console: Console) -> _Runni
         job.command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
     )
     return _Running(job, process, started, bar.add_task(job.name, total=job.steps, live=""), files)
+
+
+def _show(running: Sequence[_Running], bar: Progress, console: Console | None) -> None:
+    """Bring the bars up to date, and say the same in lines if a console is given."""
+    for item in running:
+        state = _progress(item.job)
+        if item.task is not None and state:
+            bar.update(item.task, **state)
+        if console is not None:
+            step, live = state.get("completed", 0), state.get("live", "")
+            console.print(f"{item.job.name}  step {step}/{item.job.steps}  {live}", highlight=False)
 
 
 def _progress(job: Job) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""Rows worked by hand from four questions."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data.dataset import Dataset, Sample
+from rag_mm.evaluate.answer import Prediction
+from rag_mm.evaluate.factbook import TaskConfig, compare, make_row, score, seen_answers, write
+
+SAMPLES = [
+    Sample("np-capital-name", "?", ("Kathmandu",), "name", "capital", "np", ("np",)),
+    Sample("np-capital-picture", "?", ("Kathmandu",), "picture", "capital", "np", ("np",)),
+    Sample("no-climate-picture", "?", ("temperate",), "picture", "climate", "no", ("no", "sj", "bv")),
+    Sample("pe-climate-name", "?", ("varied", "tropical, dry"), "name", "climate", "pe", ("pe",)),
+]
+PREDICTIONS = [
+    Prediction("np-capital-name", "kathmandu", ("np", "in", "cn", "pk"), (0.9, 0.5, 0.4, 0.3), 2),
+    Prediction("np-capital-picture", "New Delhi", ("in", "cn", "np", "pk"), (0.9, 0.5, 0.4, 0.3), 2),
+    Prediction("no-climate-picture", "Temperate.", ("bv", "no", "sj", "se"), (0.9, 0.5, 0.4, 0.3), 2),
+    Prediction("pe-climate-name", "dry", ("cl", "bo", "br", "ar"), (0.9, 0.5, 0.4, 0.3), 2),
+]
+SEEN = frozenset({"temperate", "tropical dry"})
+
+
+def test_row() -> None:
+    row = make_row("joint", score(SAMPLES, PREDICTIONS, SEEN))
+    assert row["em"] == 0.5
+    assert row["f1"] == pytest.approx((1 + 0 + 1 + 2 / 3) / 4)  # "dry" against "tropical dry": 2 * 1 / 3
+    assert row["em_by_kind"] == {"name": 0.5, "picture": 0.5}
+    assert row["em_by_field"] == {"capital": 0.5, "climate": 0.5}
+    assert row["hit@1"] == {"name": 0.5, "picture": 0.5}  # bv counts for Norway: the same flag
+    assert row["hit@4"] == {"name": 0.5, "picture": 1.0}
+    assert row["em_unseen_answers"] == 0.5  # the two about Kathmandu; Peru's second answer was seen
+    low, high = row["em_interval"]
+    assert 0.0 <= low < 0.5 < high <= 1.0
+    assert set(row["hit@1_interval"]) == {"name", "picture"}
+
+
+def test_what_does_not_apply_is_null() -> None:
+    retrieves_only = [Prediction(p.id, None, p.document_ids, p.scores) for p in PREDICTIONS]
+    row = make_row("pixels", score(SAMPLES, retrieves_only, SEEN))
+    assert (row["em"], row["f1"], row["em_interval"], row["em_unseen_answers"]) == (None, None, None, None)
+    assert row["hit@1"]["picture"] == 0.5
+    answers_only = [Prediction(p.id, p.answer) for p in PREDICTIONS]
+    row = make_row("closed_book", score(SAMPLES, answers_only, SEEN))
+    assert row["em"] == 0.5 and row["hit@1"] == row["hit@4"] == {"name": None, "picture": None}
+    given = [
+        Prediction(p.id, p.answer, (s.country,), (1.0,), 1) for p, s in zip(PREDICTIONS, SAMPLES, strict=True)
+    ]
+    row = make_row("gold_document", score(SAMPLES, given, SEEN))
+    assert row["hit@1"] == row["hit@1_interval"] == {"name": None, "picture": None}
+
+
+def test_predictions_of_other_questions_are_refused() -> None:
+    with pytest.raises(ValueError, match="belongs"):
+        score(SAMPLES, PREDICTIONS[::-1], SEEN)
+
+
+def test_comparisons_are_those_whose_rows_are_there() -> None:
+    mine = score(SAMPLES, PREDICTIONS, SEEN)
+    worse = score(SAMPLES, [Prediction(p.id, "x", ("x",), (1.0,), 1) for p in PREDICTIONS], SEEN)
+    found = compare({"joint": mine, "closed_book": worse})
+    assert [(c["row"], c["minus"], c["metric"], c["difference"]) for c in found] == [
+        ("joint", "closed_book", "em", 0.5)
+    ]
+    (hit,) = [c for c in compare({"joint": mine, "pixels": worse})]
+    assert (hit["metric"], hit["kind"], hit["difference"]) == ("hit@1", "picture", 0.5)
+
+
+def test_files(tmp_path: Path) -> None:
+    scored = score(SAMPLES, PREDICTIONS, SEEN)
+    path = write(tmp_path / "eval", "factbook", {"rows": [make_row("joint", scored)]}, {"joint": scored})
+    assert json.loads(path.read_text())["rows"][0]["name"] == "joint"
+    lines = (tmp_path / "eval" / "factbook.predictions.jsonl").read_text().splitlines()
+    first = json.loads(lines[0])
+    assert len(lines) == 4
+    assert (first["id"], first["answer"], first["em"]) == ("np-capital-name", "kathmandu", 1.0)
+    assert first["documents"] == ["np", "in", "cn", "pk"] and first["hit"] == {"hit@1": 1.0, "hit@4": 1.0}
+
+
+def test_task(factbook: Dataset) -> None:
+    whole = TaskConfig().samples(factbook)
+    assert [s.id for s in whole] == factbook.questions("test").ids
+    some = TaskConfig("test", 10).samples(factbook)
+    assert len(some) == 10 and {s.id for s in some} < {s.id for s in whole}
+    names = [TaskConfig(*arguments).name for arguments in (("test",), ("dev",), ("test", 10))]
+    assert names == ["factbook", "factbook-dev", "factbook-10"]
+    seen = seen_answers(factbook)
+    assert all(
+        s.answers[0].lower().strip(".") in seen for s in factbook.questions("train") if s.field == "domain"
+    )
