@@ -136,7 +136,7 @@ class Pipeline:
         plan: blocks of each stage.
         group: ranks of this pipeline, stage by stage (None: all ranks). Unused with one stage.
         num_microbatches, schedule: override the plan's.
-        timeout_s: longest wait for another rank; sets the timeout of ``group``.
+        timeout_s: longest wait for another rank within a step (over a process group made for this).
 
     Attributes:
         stage: index of this rank's stage.
@@ -179,7 +179,7 @@ class Pipeline:
         self._bounds = plan.bounds()
         self._first, self._last = self._bounds[self.stage]
         self.inputs_here = program.inputs_of(self._first, self._last)
-        self._ties = Ties(program, plan, stage=self.stage, group=group)
+        self._ties = Ties(program, plan, stage=self.stage, group=self.group)
         holders = self._ties.holders
         names = program.named_parameters_global()
         self.parameters_here = {n: p for n, p in names.items() if self.stage in holders[n]}
@@ -198,7 +198,16 @@ class Pipeline:
         size = dist.get_world_size(self.group)
         if size != self.num_stages:
             raise ValueError(f"the plan has {self.num_stages} stages, but its process group has {size} ranks")
-        dist.set_timeout(timedelta(seconds=timeout_s), self.group)
+        # A group of its own: gloo keeps the timeout that a group was created with (set_timeout has no
+        # effect on its sends and receives). Only the pipeline's ranks take part in creating it.
+        group = dist.new_group(
+            dist.get_process_group_ranks(self.group),
+            timeout=timedelta(seconds=timeout_s),
+            backend=dist.get_backend(self.group),
+            use_local_synchronization=True,
+        )
+        assert isinstance(group, dist.ProcessGroup)
+        self.group = group
         return dist.get_rank(self.group)
 
     def step(self, batch: Mapping[str, Tensor], *, seed: int, step: int) -> StepResult:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline import Block, BlockProgram, Pipeline, Plan
@@ -188,6 +191,46 @@ def test_two_ranks_agree_on_errors_ties_and_frozen_stages() -> None:
         assert "stage 1" in rank["bad"]["differs"]
         assert "embed.table.weight" in rank["drift"]
     assert first["frozen"] == [] and "head.temperature" in second["frozen"]
+
+
+def _stall() -> tuple[float, str]:
+    program = fid_program()
+    pipeline = Pipeline(program, Plan.from_cuts(program, [2], num_microbatches=2), timeout_s=2)
+    pipeline.step(fid_batch(), seed=0, step=0)
+    if pipeline.stage == 1:
+        program.blocks[3].module.register_forward_hook(lambda *_: time.sleep(6))
+    start = time.monotonic()
+    with pytest.raises(RuntimeError) as error:
+        pipeline.step(fid_batch(), seed=0, step=0)
+    return time.monotonic() - start, str(error.value)
+
+
+def test_a_rank_that_stalls_is_given_up_after_the_timeout() -> None:
+    (waited, message), _ = run_on_ranks(_stall, 2, timeout_s=60)
+    assert 1.5 < waited < 5 and ("imed out" in message or "imeout" in message)
+
+
+def _two_replicas() -> float:
+    """Replicas 0 and 1 of two stages each: groups of two out of four ranks."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    replica = dist.get_rank() // 2
+    program = fid_program()
+    plan = Plan.from_cuts(program, [3], num_microbatches=2)
+    pipeline = Pipeline(program, plan, group=groups[replica], timeout_s=30)
+    whole = fid_batch(8)
+    share = {n: t.detach().chunk(2)[replica].requires_grad_(t.requires_grad) for n, t in whole.items()}
+    pipeline.step(share, seed=3, step=5)
+    twin = whole_batch_gradients(program, whole, seed=3, step=5)
+    grads = {}
+    for name in twin.gradients:  # sum over replicas of what the owners hold
+        mine = pipeline.parameters_here[name].grad if name in pipeline.owned else None
+        grads[name] = torch.zeros_like(twin.gradients[name]) if mine is None else mine.clone()
+        dist.all_reduce(grads[name])
+    return gradient_report(twin.gradients, grads, tolerance=1e-10).worst_error
+
+
+def test_two_replicas_of_two_stages_sum_to_the_whole_batch() -> None:
+    assert max(run_on_ranks(_two_replicas, 4)) < 1e-10
 
 
 def _one_rank_dies() -> None:
