@@ -47,7 +47,8 @@ def parse(
         argv: arguments without the program's name; ``-`` and ``_`` in a flag's name are the same.
         prog: shown in the help.
         description: shown in the help.
-        sections: read only these top-level keys of the file, since it may serve several commands.
+        sections: read only these top-level keys (``data``) or keys of a section (``train.seed``) of the
+            file, since it may serve several commands.
 
     Raises:
         SystemExit: 0 after ``--help`` and ``--print-config``, 2 after a mistake of the user's.
@@ -64,7 +65,7 @@ def parse(
         origin = f" in {own['config']}"
         loaded = _load(Path(own["config"]))
         if sections is not None:
-            loaded = {key: value for key, value in loaded.items() if key in sections}
+            loaded = _chosen(loaded, sections)
         for key, value in _flatten(config_class, loaded, where=own["config"]):
             given[key] = _convert(parser, leaves, key, value, origin)
     for key, text in flags.items():
@@ -77,6 +78,16 @@ def parse(
         print(dump(config), end="")
         raise SystemExit(0)
     return config
+
+
+def _chosen(loaded: dict[str, Any], sections: Collection[str]) -> dict[str, Any]:
+    """What ``sections`` names of a file's contents."""
+    chosen = {key: value for key, value in loaded.items() if key in sections}
+    for section, _, key in (name.partition(".") for name in sections):
+        values = loaded.get(section)
+        if key and isinstance(values, dict) and key in values:
+            chosen.setdefault(section, {})[key] = values[key]
+    return chosen
 
 
 def dump(config: Any) -> str:
@@ -175,9 +186,7 @@ def _load(path: Path) -> dict[Any, Any]:
     return loaded
 
 
-def _flatten(
-    config_class: type, loaded: dict[Any, Any], *, where: str, prefix: str = ""
-) -> Iterable[tuple[str, Any]]:
+def _flatten(config_class: type, loaded: dict[Any, Any], *, where: str, prefix: str = "") -> Iterable[tuple[str, Any]]:
     """Dotted keys and values of a file's mapping, each checked against the dataclasses."""
     hints = {field.name: hint for field, hint in _fields(config_class)}
     for key, value in loaded.items():
@@ -251,9 +260,7 @@ def describe(hint: Any) -> str:
     return words.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def _build(
-    config_class: type[Config], given: dict[str, Any], prefix: str = "", base: Config | None = None
-) -> Config:
+def _build(config_class: type[Config], given: dict[str, Any], prefix: str = "", base: Config | None = None) -> Config:
     """``config_class`` from what is given, then from ``base`` (its section's default), then its defaults."""
     values: dict[str, Any] = {}
     for field, hint in _fields(config_class):

@@ -164,9 +164,7 @@ def _read_entities() -> tuple[dict[str, factbook_text.Entity], dict[str, str]]:
     return dict(sorted(found.items())), left_out
 
 
-def _country_documents(
-    entities: dict[str, factbook_text.Entity], shown: dict[str, bytes]
-) -> Iterator[Document]:
+def _country_documents(entities: dict[str, factbook_text.Entity], shown: dict[str, bytes]) -> Iterator[Document]:
     for iso, entity in entities.items():
         context = factbook_text.context_lines(entity)
         values = {field: factbook_text.answers(entity, field)[:1] for field in factbook_text.QUESTION_FIELDS}

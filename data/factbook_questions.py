@@ -102,9 +102,7 @@ def with_article(title: str) -> str:
     """A country's name as it stands inside a sentence: "the Netherlands", but "Nepal"."""
     if title.startswith("The "):
         return "the " + title[4:]
-    needs = (
-        r"^United|Republic\b|Islands$|Lands$|^(?:Netherlands|Philippines|Maldives|Comoros|Isle of|West Bank)"
-    )
+    needs = r"^United|Republic\b|Islands$|Lands$|^(?:Netherlands|Philippines|Maldives|Comoros|Isle of|West Bank)"
     return f"the {title}" if re.search(needs, title) else title
 
 

@@ -106,9 +106,7 @@ def _nationality(entity: Entity) -> list[str]:
 
 def _currency(entity: Entity) -> list[str]:
     rates = entity.get("Economy", {}).get("Exchange rates", {})
-    text = lookup(entity, "Economy", "Exchange rates", "Currency") or lookup(
-        entity, "Economy", "Exchange rates"
-    )
+    text = lookup(entity, "Economy", "Exchange rates", "Currency") or lookup(entity, "Economy", "Exchange rates")
     codes = re.findall(r"[(/]([A-Z]{3})(?=[)/])", text)
     if not codes and "US dollar is used" in str(rates):
         codes = ["USD"]

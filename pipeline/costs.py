@@ -55,9 +55,7 @@ def in_flight(stage: int, *, num_stages: int, num_microbatches: int, schedule: s
     return num_microbatches if schedule == "gpipe" else min(num_microbatches, num_stages - stage)
 
 
-def stage_cost(
-    profile: Profile, first: int, last: int, *, num_microbatches: int, parameter_copies: float
-) -> StageCost:
+def stage_cost(profile: Profile, first: int, last: int, *, num_microbatches: int, parameter_copies: float) -> StageCost:
     """Cost of blocks [first, last); a parameter shared by several of them counts once."""
     blocks = profile.blocks[first:last]
     parameters, seen = 0, set()
@@ -89,12 +87,8 @@ class CostTable:
     def of(cls, profile: Profile, *, link: Link, num_microbatches: int, parameter_copies: float) -> CostTable:
         n = len(profile.blocks)
         compute = np.concatenate([[0.0], np.cumsum([b.forward_s + b.backward_s for b in profile.blocks])])
-        flight = np.concatenate(
-            [[0], np.cumsum([b.activation_bytes + b.written_bytes for b in profile.blocks])]
-        )
-        carry = np.array(
-            [0, *profile.carry_bytes[: n - 1], 0], dtype=np.int64
-        )  # carry[c]: at the cut before c
+        flight = np.concatenate([[0], np.cumsum([b.activation_bytes + b.written_bytes for b in profile.blocks])])
+        carry = np.array([0, *profile.carry_bytes[: n - 1], 0], dtype=np.int64)  # carry[c]: at the cut before c
         send = np.array([2 * link.seconds(c) for c in carry])  # there, and its gradient back
         order = np.arange(n + 1)
         valid = order[:, None] < order[None, :]

@@ -115,9 +115,7 @@ def bits(shape_of_row: tuple[int, ...], *, rows_per_sample: int = 1) -> Tensor:
     return x.view(-1, *shape_of_row)
 
 
-def uniform(
-    shape_of_row: tuple[int, ...], *, rows_per_sample: int = 1, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def uniform(shape_of_row: tuple[int, ...], *, rows_per_sample: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
     """Uniform draws in [0, 1), shape (B * rows_per_sample, *shape_of_row), on the device of the sample ids.
 
     Values are multiples of 2^-24 (2^-53 for float64), so that they are exact in ``dtype``.

@@ -78,9 +78,7 @@ class _Experiment:
         self.base = self.run({})
         again = self.run({}, generator_seed=1)
         self.floor = {
-            name: (value.double() - again[name].double()).nan_to_num().abs().max().item()
-            if value.numel()
-            else 0.0
+            name: (value.double() - again[name].double()).nan_to_num().abs().max().item() if value.numel() else 0.0
             for name, value in self.base.items()
         }
 
@@ -145,9 +143,7 @@ def classify(program: BlockProgram, block: Block, env: Mapping[str, Tensor], *, 
             )
         scale = base.double().nan_to_num().abs().max().item() if base.numel() else 0.0
         if experiment.floor[name] > 1e-3 * max(scale, 1e-30):
-            return Lineage(
-                "batch", stateful, "two runs on equal inputs differ: it draws from generator state"
-            )
+            return Lineage("batch", stateful, "two runs on equal inputs differ: it draws from generator state")
     samples = torch.arange(num_samples)
     for bit in range((num_samples - 1).bit_length()):
         for side in (0, 1):
@@ -198,11 +194,7 @@ def _group_or_batch(experiment: _Experiment) -> str:
                     moves[i, j] = True
     closed = (moves.float() @ moves.float() > 0) == moves
     is_partition = bool(closed.all()) and bool((moves == moves.T).all())
-    return (
-        "group"
-        if is_partition and not bool(moves.all()) and not bool(moves.eq(torch.eye(n)).all())
-        else "batch"
-    )
+    return "group" if is_partition and not bool(moves.all()) and not bool(moves.eq(torch.eye(n)).all()) else "batch"
 
 
 def _mixes_in_backward(experiment: _Experiment, touched: Tensor, untouched: Tensor) -> str:
@@ -266,9 +258,7 @@ def _mixes_in_backward(experiment: _Experiment, touched: Tensor, untouched: Tens
             if new is not None and old is not None and kind == "rows of other samples":
                 scale = old.double().nan_to_num().abs().max().item()
                 if _differ(new, old, 1e-4 * scale):
-                    reason = (
-                        f"in the backward, values ({kind}) of other samples change a parameter's gradient"
-                    )
+                    reason = f"in the backward, values ({kind}) of other samples change a parameter's gradient"
     return reason
 
 
@@ -306,9 +296,7 @@ def _innermost(experiment: _Experiment, changed: Mapping[str, Tensor], untouched
                 return True
         return False
 
-    for (name, part, in_old, out_old), (_, _, in_new, out_new) in zip(
-        record({}), record(changed), strict=False
-    ):
+    for (name, part, in_old, out_old), (_, _, in_new, out_new) in zip(record({}), record(changed), strict=False):
         if differ(out_new, out_old) and not differ(in_new, in_old):
             return _describe(part, name)
     return _describe(module, "")

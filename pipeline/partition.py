@@ -68,9 +68,7 @@ def partition(
         )
     # Checks 1f1b's need of micro-batches before any work.
     Plan(tuple(StagePlan((b.name,)) for b in profile.blocks[:num_stages]), schedule, num_microbatches)
-    table = CostTable.of(
-        profile, link=link, num_microbatches=num_microbatches, parameter_copies=parameter_copies
-    )
+    table = CostTable.of(profile, link=link, num_microbatches=num_microbatches, parameter_copies=parameter_copies)
     allowed = np.isfinite(table.time_s)
     for cut in cuts:
         allowed[:cut, cut + 1 :] = False
@@ -110,9 +108,7 @@ def _pinned(profile: Profile, pins: Sequence[str], num_stages: int) -> list[int]
             raise ValueError(f"pins names unknown block {pin!r}{nearest(pin, names)}")
     cuts = sorted({names.index(pin) for pin in pins} - {0})
     if len(cuts) > num_stages - 1:
-        raise ValueError(
-            f"{len(cuts)} pinned cuts need {len(cuts) + 1} stages, but num_stages is {num_stages}"
-        )
+        raise ValueError(f"{len(cuts)} pinned cuts need {len(cuts) + 1} stages, but num_stages is {num_stages}")
     return cuts
 
 

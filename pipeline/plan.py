@@ -47,9 +47,7 @@ class Cluster:
             value = getattr(self, field.name)
             optional = field.name == "capacity_bytes" and value is None
             if not optional and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise ValueError(
-                    f"cluster: {field.name} is {value!r}; it must be a number (write 1.0e9, not 1e9)"
-                )
+                raise ValueError(f"cluster: {field.name} is {value!r}; it must be a number (write 1.0e9, not 1e9)")
 
     @classmethod
     def load(cls, path: str) -> Cluster:
@@ -57,9 +55,7 @@ class Cluster:
         known = [field.name for field in fields(cls)]
         for key in data:
             if key not in known:
-                raise ValueError(
-                    f"{path}: unknown key {key!r}{nearest(key, known)}; allowed: {', '.join(known)}"
-                )
+                raise ValueError(f"{path}: unknown key {key!r}{nearest(key, known)}; allowed: {', '.join(known)}")
         return cls(**data)
 
 
@@ -116,9 +112,7 @@ def print_plan(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if arguments.microbatches is not None:
         changes["num_microbatches"] = arguments.microbatches
     if parallel.plan and changes:
-        raise ValueError(
-            f"parallel.plan names {parallel.plan}; --stages and --microbatches would contradict it"
-        )
+        raise ValueError(f"parallel.plan names {parallel.plan}; --stages and --microbatches would contradict it")
     parallel = replace(parallel, **changes)
     cluster = Cluster.load(arguments.cluster) if arguments.cluster else Cluster()
     plan, profile, run = make_plan(program, batch, parallel, cluster=cluster)
@@ -202,9 +196,7 @@ def _print_table(plan: Plan, profile: Profile, run: Simulation) -> None:
         )
     console = Console()
     console.print(table)
-    console.print(
-        f"step {run.step_s * 1e3:.2f} ms, bubble {run.bubble:.1%}, plan {plan.hash}", highlight=False
-    )
+    console.print(f"step {run.step_s * 1e3:.2f} ms, bubble {run.bubble:.1%}, plan {plan.hash}", highlight=False)
     for block in profile.blocks:
         if block.lineage != "sample" or block.stateful:
             why = f"mixes samples ({block.lineage}): {block.mixes}" if block.mixes else "changes buffers"

@@ -105,9 +105,7 @@ class Plan:
                 if name not in expected:
                     raise ValueError(f"plan: stage {i} names unknown block {name!r}{nearest(name, expected)}")
                 if planned.count(name) > 1:
-                    raise ValueError(
-                        f"plan: block {name!r} occurs {planned.count(name)} times; it must occur once"
-                    )
+                    raise ValueError(f"plan: block {name!r} occurs {planned.count(name)} times; it must occur once")
         for name in expected:
             if name not in planned:
                 raise ValueError(f"plan: block {name!r} of the model is on no stage")
@@ -152,9 +150,7 @@ def _checked(data: Any, fields: Mapping[str, type], where: str) -> dict[str, Any
         raise ValueError(f"{where}: must be a JSON object, not {type(data).__name__}")
     for key in data:
         if key not in fields:
-            raise ValueError(
-                f"{where}: unknown field {key!r}{nearest(key, fields)}; allowed: {', '.join(fields)}"
-            )
+            raise ValueError(f"{where}: unknown field {key!r}{nearest(key, fields)}; allowed: {', '.join(fields)}")
     result = {}
     for key, kind in fields.items():
         if key not in data:

@@ -42,21 +42,15 @@ class Block:
     writes: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if not self.name or any(
-            not part.isidentifier() and not part.isdigit() for part in self.name.split(".")
-        ):
+        if not self.name or any(not part.isidentifier() and not part.isdigit() for part in self.name.split(".")):
             raise ValueError(
                 f"block name {self.name!r} must be identifiers or numbers joined by dots, such as 'encoder.3'"
             )
         for field in ("reads", "writes"):
             if not isinstance(getattr(self, field), tuple):
-                raise ValueError(
-                    f"block {self.name!r}: {field} must be a tuple of names, not {getattr(self, field)!r}"
-                )
+                raise ValueError(f"block {self.name!r}: {field} must be a tuple of names, not {getattr(self, field)!r}")
         if not self.writes or len(set(self.writes)) != len(self.writes):
-            raise ValueError(
-                f"block {self.name!r} writes {self.writes}; it must write at least one name, each once"
-            )
+            raise ValueError(f"block {self.name!r} writes {self.writes}; it must write at least one name, each once")
 
 
 class BlockProgram(nn.Module):
@@ -123,9 +117,7 @@ class BlockProgram(nn.Module):
                 if name not in known:
                     later = any(name in b.writes for b in self.blocks)
                     hint = (
-                        f"; it is only written by a later block or itself ({name!r})"
-                        if later
-                        else nearest(name, known)
+                        f"; it is only written by a later block or itself ({name!r})" if later else nearest(name, known)
                     )
                     raise ValueError(f"block {block.name!r} reads unknown name {name!r}{hint}")
             known.update(block.writes)
@@ -160,9 +152,7 @@ class BlockProgram(nn.Module):
     @staticmethod
     def _reserve(parent: nn.Module, name: str, block: Block) -> None:
         if hasattr(parent, name):
-            raise ValueError(
-                f"block name {block.name!r}: {name!r} is an attribute of torch modules; rename the block"
-            )
+            raise ValueError(f"block name {block.name!r}: {name!r} is an attribute of torch modules; rename the block")
 
     def _liveness(self) -> tuple[frozenset[str], ...]:
         live = set(self.outputs)
@@ -177,8 +167,7 @@ class BlockProgram(nn.Module):
             for name in block.writes:
                 if name not in self._live[i + 1]:
                     raise ValueError(
-                        f"block {block.name!r} writes {name!r}, which no later "
-                        "block reads and which is no output"
+                        f"block {block.name!r} writes {name!r}, which no later block reads and which is no output"
                     )
         for name in self.inputs:
             if name not in self._live[0] and name != SAMPLE_ID:
@@ -239,9 +228,7 @@ class BlockProgram(nn.Module):
                 result = block.module(*[state[name] for name in block.reads])
             values = (result,) if isinstance(result, Tensor) else result
             if not isinstance(values, tuple | list) or len(values) != len(block.writes):
-                got = (
-                    type(values).__name__ if not isinstance(values, tuple | list) else f"{len(values)} values"
-                )
+                got = type(values).__name__ if not isinstance(values, tuple | list) else f"{len(values)} values"
                 raise ValueError(f"block {block.name!r} returned {got}; it must return {block.writes}")
             state.update(zip(block.writes, values, strict=True))
         return {name: state[name] for name in self.carry(last)}
@@ -294,9 +281,7 @@ class BlockProgram(nn.Module):
             n = _rows(name, batch[name])
             if (axis == "sample" and n != rows) or (axis == "pair" and n % rows):
                 need = f"{rows}" if axis == "sample" else f"a multiple of {rows}"
-                raise ValueError(
-                    f"input {name!r} (axis {axis!r}) has {n} rows; {leader!r} says it must be {need}"
-                )
+                raise ValueError(f"input {name!r} (axis {axis!r}) has {n} rows; {leader!r} says it must be {need}")
         return rows
 
     def microbatch(self, batch: Mapping[str, Tensor], index: int, count: int) -> dict[str, Tensor]:
@@ -313,9 +298,7 @@ class BlockProgram(nn.Module):
 
 def _rows(name: str, tensor: Tensor) -> int:
     if tensor.dim() == 0 or tensor.shape[0] == 0:
-        raise ValueError(
-            f"input {name!r} has shape {tuple(tensor.shape)}; it needs at least one row (or axis None)"
-        )
+        raise ValueError(f"input {name!r} has shape {tuple(tensor.shape)}; it needs at least one row (or axis None)")
     return tensor.shape[0]
 
 

@@ -69,9 +69,7 @@ class StepResult:
 class _Slices:
     """Rows of the batch by micro-batch. Inputs that need gradients become leaves of their own."""
 
-    def __init__(
-        self, program: BlockProgram, batch: Mapping[str, Tensor], names: Sequence[str], count: int
-    ) -> None:
+    def __init__(self, program: BlockProgram, batch: Mapping[str, Tensor], names: Sequence[str], count: int) -> None:
         self._program, self._batch = program, batch
         self._leaves: dict[str, list[Tensor]] = {name: [] for name in names if batch[name].requires_grad}
         self.rows: list[dict[str, Tensor]] = []
@@ -192,9 +190,7 @@ class Pipeline:
         if self.num_stages == 1:
             return 0
         if not dist.is_initialized():
-            raise ValueError(
-                f"the plan has {self.num_stages} stages, but torch.distributed is not initialised"
-            )
+            raise ValueError(f"the plan has {self.num_stages} stages, but torch.distributed is not initialised")
         size = dist.get_world_size(self.group)
         if size != self.num_stages:
             raise ValueError(f"the plan has {self.num_stages} stages, but its process group has {size} ranks")
@@ -326,9 +322,7 @@ class Pipeline:
         assert not missing, f"no stage has given {missing}"  # every input is read by some stage
         micro = {}
         for name, shape in shapes.items():
-            rows = (
-                shape.size if self.program.axis(name) is None else (shape.size[0] // count, *shape.size[1:])
-            )
+            rows = shape.size if self.program.axis(name) is None else (shape.size[0] // count, *shape.size[1:])
             micro[name] = Shape(rows, shape.dtype, shape.requires_grad)
         carries = carry_shapes(self.program, self._bounds, micro, device=self.device)
         before = carries[self.stage - 1] if self.stage else {}
@@ -369,11 +363,7 @@ class Pipeline:
         The program then only runs this stage's blocks. Call it before building an optimiser.
         """
         blocks = self.program.blocks
-        keep = {
-            id(t)
-            for b in blocks[self._first : self._last]
-            for t in (*b.module.parameters(), *b.module.buffers())
-        }
+        keep = {id(t) for b in blocks[self._first : self._last] for t in (*b.module.parameters(), *b.module.buffers())}
         ghosts: dict[int, Tensor] = {}
         for block in (*blocks[: self._first], *blocks[self._last :]):
             for module in block.module.modules():

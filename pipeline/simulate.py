@@ -67,9 +67,7 @@ class Simulation:
         Path(path).write_text(json.dumps({"traceEvents": names + rows, "displayTimeUnit": "ms"}))
 
 
-def stage_order(
-    stage: int, *, num_stages: int, num_microbatches: int, schedule: str
-) -> list[tuple[str, int]]:
+def stage_order(stage: int, *, num_stages: int, num_microbatches: int, schedule: str) -> list[tuple[str, int]]:
     """What a stage computes, in order: (forward or backward, micro-batch)."""
     warmup = in_flight(stage, num_stages=num_stages, num_microbatches=num_microbatches, schedule=schedule)
     order = [("forward", i) for i in range(warmup)]
@@ -80,9 +78,7 @@ def stage_order(
     return order
 
 
-def simulate(
-    profile: Profile, plan: Plan, *, link: Link | None = None, parameter_copies: float = 4.0
-) -> Simulation:
+def simulate(profile: Profile, plan: Plan, *, link: Link | None = None, parameter_copies: float = 4.0) -> Simulation:
     """Play one step of a plan with the profile's costs.
 
     Raises:
@@ -98,13 +94,11 @@ def simulate(
         raise ValueError("the plan's blocks are not the profile's, in order")
     if plan.num_microbatches != profile.num_microbatches:
         raise ValueError(
-            f"the plan has {plan.num_microbatches} micro-batches, the profile "
-            f"was traced for {profile.num_microbatches}"
+            f"the plan has {plan.num_microbatches} micro-batches, the profile was traced for {profile.num_microbatches}"
         )
     count, num_stages = plan.num_microbatches, plan.num_stages
     costs = [
-        stage_cost(profile, a, b, num_microbatches=count, parameter_copies=parameter_copies)
-        for a, b in plan.bounds()
+        stage_cost(profile, a, b, num_microbatches=count, parameter_copies=parameter_copies) for a, b in plan.bounds()
     ]
     events = _play(costs, plan, link)
     step_s = max(event.end_s for event in events)
@@ -121,8 +115,7 @@ def simulate(
 def _play(costs: list[StageCost], plan: Plan, link: Link) -> list[Event]:
     count, num_stages = plan.num_microbatches, plan.num_stages
     todo = [
-        stage_order(s, num_stages=num_stages, num_microbatches=count, schedule=plan.schedule)
-        for s in range(num_stages)
+        stage_order(s, num_stages=num_stages, num_microbatches=count, schedule=plan.schedule) for s in range(num_stages)
     ]
     ready: dict[tuple[str, int, int], float] = {("forward", 0, i): 0.0 for i in range(count)}
     free = [0.0] * num_stages

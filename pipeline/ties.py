@@ -26,9 +26,7 @@ class Ties:
         holders: for every parameter of the program, the stages that hold it, in order.
     """
 
-    def __init__(
-        self, program: BlockProgram, plan: Plan, *, stage: int, group: dist.ProcessGroup | None
-    ) -> None:
+    def __init__(self, program: BlockProgram, plan: Plan, *, stage: int, group: dist.ProcessGroup | None) -> None:
         self._program, self._stage, self._group = program, stage, group
         self._num_stages = plan.num_stages
         self.holders: dict[str, list[int]] = {name: [] for name in program.named_parameters_global()}
@@ -56,9 +54,7 @@ class Ties:
             for p in chosen.values():
                 have = p.grad is not None
                 parts.append(
-                    p.grad.reshape(-1)
-                    if p.grad is not None
-                    else torch.zeros(p.numel(), dtype=dtype, device=device)
+                    p.grad.reshape(-1) if p.grad is not None else torch.zeros(p.numel(), dtype=dtype, device=device)
                 )
                 parts.append(torch.full((1,), float(have), dtype=dtype, device=device))
             flat = torch.cat(parts)

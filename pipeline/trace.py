@@ -100,9 +100,7 @@ def trace(
         raise ValueError(f"repeats is {repeats} and warmup {warmup}; at least 1 and 0 are needed")
     num_samples = program.num_samples(batch)
     if num_microbatches < 1 or num_samples % num_microbatches:
-        raise ValueError(
-            f"a batch of {num_samples} samples does not divide into {num_microbatches} micro-batches"
-        )
+        raise ValueError(f"a batch of {num_samples} samples does not divide into {num_microbatches} micro-batches")
     micro = program.microbatch({n: t.detach() for n, t in batch.items()}, 0, num_microbatches)
     whole = {name: tensor.detach() for name, tensor in batch.items()}
     wants = {name for name, tensor in batch.items() if tensor.requires_grad}
@@ -111,9 +109,7 @@ def trace(
         for i, block in enumerate(program.blocks):
             found = classify(program, block, whole, grads=wants) if lineage else Lineage("unknown", False, "")
             whole = advance(block, whole) if lineage else whole
-            profile, micro, wants = _measure(
-                program, block, micro, wants, found, repeats=repeats, warmup=warmup
-            )
+            profile, micro, wants = _measure(program, block, micro, wants, found, repeats=repeats, warmup=warmup)
             profiles.append(profile)
             last = i + 1 == len(program.blocks)
             carry_bytes.append(0 if last else sum(_bytes(micro[name]) for name in program.carry(i + 1)))
@@ -140,9 +136,7 @@ def _measure(
         counting = round_ == warmup + repeats  # once more, untimed, with hooks that cost time
         inputs = cut_off(block, env, wants)
         if counting:
-            own = {
-                _storage(t) for t in (*block.module.parameters(), *block.module.buffers(), *inputs.values())
-            }
+            own = {_storage(t) for t in (*block.module.parameters(), *block.module.buffers(), *inputs.values())}
             with _saving(saved, own), FlopCounterMode(display=False) as counter:
                 written = call(block, inputs, ids=ids)
             flops = counter.get_total_flops()
@@ -165,10 +159,7 @@ def _measure(
         backward_s += [took] if warmup <= round_ < warmup + repeats else []
     names = program.block_parameters(block.name)
     shared = {
-        name
-        for other in program.blocks
-        if other.name != block.name
-        for name in program.block_parameters(other.name)
+        name for other in program.blocks if other.name != block.name for name in program.block_parameters(other.name)
     }
     profile = BlockProfile(
         name=block.name,

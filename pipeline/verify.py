@@ -59,8 +59,7 @@ class GradientReport:
         more = len(self.failures) - 10
         return "\n".join(
             [
-                f"{len(self.failures)} of {self.num_compared} gradients are "
-                f"off by more than {self.tolerance:g}:",
+                f"{len(self.failures)} of {self.num_compared} gradients are off by more than {self.tolerance:g}:",
                 *lines,
             ]
             + ([f"  and {more} more"] if more > 0 else [])
@@ -90,9 +89,7 @@ def gradient_report(
             raise ValueError(f"no reference gradient for {name!r}")
         right = reference[name].detach()
         if grad.shape != right.shape:
-            raise ValueError(
-                f"gradient of {name!r} has shape {tuple(grad.shape)}, reference {tuple(right.shape)}"
-            )
+            raise ValueError(f"gradient of {name!r} has shape {tuple(grad.shape)}, reference {tuple(right.shape)}")
         if not grad.numel():
             continue
         difference = (grad.detach().to(right) - right).abs().max().item()
@@ -131,9 +128,7 @@ class WholeBatch:
     input_gradients: dict[str, Tensor]
 
 
-def whole_batch_gradients(
-    program: BlockProgram, batch: Mapping[str, Tensor], *, seed: int, step: int
-) -> WholeBatch:
+def whole_batch_gradients(program: BlockProgram, batch: Mapping[str, Tensor], *, seed: int, step: int) -> WholeBatch:
     """Gradients of ``losses.sum()`` by one process and one backward; touches no ``.grad``."""
     parameters = {n: p for n, p in program.named_parameters_global().items() if p.requires_grad}
     needed: Sequence[str] = program.inputs_of(0, len(program.blocks))

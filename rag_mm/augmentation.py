@@ -26,11 +26,7 @@ def augment(image_N3SS: Tensor, ids: Sequence[str], *, seed: int, step: int, str
     draws = numpy.stack([_draws(seed_of("augment", seed, step, name)) for name in ids])
     z = torch.from_numpy(draws).to(image_N3SS.dtype) * strength
     colour = torch.eye(3) + COLOUR * z[:, :9].view(-1, 3, 3)
-    x = (
-        torch.einsum("nij,njhw->nihw", colour, image_N3SS - 0.5)
-        + 0.5
-        + BRIGHTNESS * z[:, 9:12].view(-1, 3, 1, 1)
-    )
+    x = torch.einsum("nij,njhw->nihw", colour, image_N3SS - 0.5) + 0.5 + BRIGHTNESS * z[:, 9:12].view(-1, 3, 1, 1)
     x = x.clamp(1e-3, 1.0) ** (GAMMA * z[:, 12]).exp().view(-1, 1, 1, 1)
     stretch, shear, shift = 1 + STRETCH * z[:, 13:15], SHEAR * z[:, 15:17], SHIFT * z[:, 17:19]
     rows = [stretch[:, 0], shear[:, 0], shift[:, 0], shear[:, 1], stretch[:, 1], shift[:, 1]]

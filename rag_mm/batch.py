@@ -102,9 +102,7 @@ class Collator:
         Args:
             weight: (B,) of each sample, 0 for padding and bad samples.
         """
-        target = self.tokens(
-            [a + END for a in answers], limit=self.config.max_answer_tokens, what="answers", step=4
-        )
+        target = self.tokens([a + END for a in answers], limit=self.config.max_answer_tokens, what="answers", step=4)
         is_target = (target != self.pad) * weight.unsqueeze(1)
         answer_in = torch.cat([torch.full_like(target[:, :1], self.bos), target[:, :-1]], dim=1)
         return {

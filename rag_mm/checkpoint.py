@@ -2,9 +2,9 @@
 
 One checkpoint is a folder ``checkpoints/step-<n>``: the shards of ``torch.distributed.checkpoint`` with
 parameters and optimiser state under their global names (``reader.<block.param>``, ``retriever.<param>``,
-``optimizer.<name>.<state>``), and ``state.json`` with what is not a tensor. Random draws are keyed and the data
-order is a pure function, so the step number is all of the random state and of the data cursor. The folder
-is written under a temporary name and renamed when whole.
+``optimizer.<name>.<state>``), and ``state.json`` with what is not a tensor. Random draws are keyed and the
+data order is a pure function, so the step number is all of the random state and of the data cursor. The
+folder is written under a temporary name and renamed when whole.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from rag_mm.mesh import Mesh
+from retriever.build import one_process_is_wanted
 
 STATE = "state.json"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -36,9 +37,7 @@ def list_steps(run_dir: str | Path) -> list[int]:
     folder = Path(run_dir) / "checkpoints"
     if not folder.is_dir():
         return []
-    return sorted(
-        int(p.name[5:]) for p in folder.glob("step-*") if p.name[5:].isdigit() and (p / STATE).exists()
-    )
+    return sorted(int(p.name[5:]) for p in folder.glob("step-*") if p.name[5:].isdigit() and (p / STATE).exists())
 
 
 def read_state(run_dir: str | Path, step: int) -> dict[str, Any]:
@@ -67,7 +66,8 @@ def save(
         temporary.mkdir(parents=True)
     mesh.barrier()
     writer = dcp.FileSystemWriter(str(temporary), sync_files=True)
-    dcp.save(dict(tensors), storage_writer=writer, no_dist=mesh.size == 1)
+    with one_process_is_wanted():
+        dcp.save(dict(tensors), storage_writer=writer, no_dist=mesh.size == 1)
     if mesh.is_first:
         path = temporary / STATE
         with path.open("w") as file:
@@ -89,17 +89,14 @@ def load(run_dir: str | Path, step: int, tensors: Mapping[str, Tensor], *, mesh:
     """
     folder = checkpoint_dir(run_dir, step)
     if not (folder / STATE).exists():
-        raise FileNotFoundError(
-            f"no checkpoint of step {step} in {run_dir}; there are {list_steps(run_dir) or 'none'}"
-        )
-    dcp.load(dict(tensors), checkpoint_id=str(folder), no_dist=mesh is None or mesh.size == 1)
+        raise FileNotFoundError(f"no checkpoint of step {step} in {run_dir}; there are {list_steps(run_dir) or 'none'}")
+    with one_process_is_wanted():
+        dcp.load(dict(tensors), checkpoint_id=str(folder), no_dist=mesh is None or mesh.size == 1)
 
 
-def optimizer_tensors(
-    optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]
-) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """The optimiser's state by parameter name, zeros where a parameter has had no step yet (made in place)."""
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, parameter in names.items():
         state = optimizer.state[parameter]
         if not state:

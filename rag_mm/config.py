@@ -133,9 +133,5 @@ class Config:
             )
         if self.objectives.generation == 0 and train.steps > train.retriever_steps:
             raise ValueError("objectives.generation is 0; it must be above 0 once the reader trains")
-        if (
-            self.objectives.contrastive
-            and self.objectives.contrastive_on != "questions"
-            and not train.pair_batch_size
-        ):
+        if self.objectives.contrastive and self.objectives.contrastive_on != "questions" and not train.pair_batch_size:
             raise ValueError("train.pair_batch_size is 0, but objectives.contrastive_on asks for pairs")

@@ -123,9 +123,7 @@ class Experiment:
                 config = self.config.run_config(row, fold)
                 own = ["--config", self.file] if self.file else []
                 run_flags = [*own, *flags(config, base)]
-                found.append(
-                    Job(self._label(row, fold), Path(config.run_dir), tuple(run_flags), config.train.steps)
-                )
+                found.append(Job(self._label(row, fold), Path(config.run_dir), tuple(run_flags), config.train.steps))
         return found
 
     def run(self) -> Outcome:
@@ -137,9 +135,7 @@ class Experiment:
         """
         quiet = Console(stderr=True, quiet=True)
         console = self.console if self.config.jobs == 1 else quiet
-        for (
-            fold
-        ) in self.config.fold_numbers:  # first, since it needs no training and finds missing data at once
+        for fold in self.config.fold_numbers:  # first, since it needs no training and finds missing data at once
             dataset = Dataset(self.config.data.dir, fold=fold)
             names = [name for name in self.config.row_names if not ROWS[name].weights_of]
             for name, items in score_rows(dataset, None, names, self.task, console=console).items():
@@ -166,9 +162,7 @@ class Experiment:
             self.headers[row, fold] = evaluated.header
             self._add("evaluate", row, time.perf_counter() - started)
             if self.config.jobs > 1:
-                em = [
-                    f"{name} EM {factbook.make_row(name, evaluated.scored[name])['em']:.3f}" for name in names
-                ]
+                em = [f"{name} EM {factbook.make_row(name, evaluated.scored[name])['em']:.3f}" for name in names]
                 self.console.print(f"{job.name}: evaluated, {', '.join(em)}", highlight=False)
 
         run_jobs(jobs, at_once=self.config.jobs, console=self.console, done=done)
@@ -187,17 +181,14 @@ class Experiment:
             "fold": folds[0] if len(folds) == 1 else folds,
             "index": self._joint_header(folds[0], "index"),
             "runs": {
-                self._label(row, fold): {
-                    key: header[key] for key in ("run_dir", "step", "steps", "index", "truncated")
-                }
+                self._label(row, fold): {key: header[key] for key in ("run_dir", "step", "steps", "index", "truncated")}
                 for (row, fold), header in self.headers.items()
             },
             "seconds": {name: round(value, 1) for name, value in self.seconds.items()},
         }
         if len(folds) > 1:
             result["rows_by_fold"] = {
-                str(fold): [factbook.make_row(name, self.scored[name, fold]) for name in names]
-                for fold in folds
+                str(fold): [factbook.make_row(name, self.scored[name, fold]) for name in names] for fold in folds
             }
         directory = Path(self.config.out) / "eval"
         path = factbook.write(directory, self.task.name, result, scored)
@@ -234,9 +225,7 @@ def main(argv: Sequence[str]) -> int:
     except JobsEnded as end:
         print(end, file=sys.stderr)
         return end.status
-    console.print(
-        result_table(outcome.result, left_out=[name for name in ROWS if name not in config.row_names])
-    )
+    console.print(result_table(outcome.result, left_out=[name for name in ROWS if name not in config.row_names]))
     console.print(field_table(outcome.result))
     for line in comparison_lines(outcome.result):
         console.print(line)

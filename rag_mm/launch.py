@@ -35,11 +35,13 @@ def join(*, timeout_s: int, threads: int) -> None:
     if not is_rank() or int(os.environ["WORLD_SIZE"]) == 1:
         return
     store = os.environ.get("RAG_MM_STORE")
-    init = {"init_method": f"file://{store}"} if store else {}
     dist.init_process_group(
-        "gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=timeout_s), **init,
-    )  # fmt: skip
+        "gloo",
+        init_method=f"file://{store}" if store else "env://",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=timeout_s),
+    )
 
 
 def leave() -> None:
@@ -73,9 +75,7 @@ def _start(argv: Sequence[str], rank: int, num_ranks: int, store: Path) -> subpr
         "RAG_MM_STORE": str(store), "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }  # fmt: skip
     # A session of its own: an interrupt from the terminal reaches the launcher alone, which passes it on once.
-    return subprocess.Popen(
-        [sys.executable, "-m", "rag_mm.trainer", *argv], env=environment, start_new_session=True
-    )
+    return subprocess.Popen([sys.executable, "-m", "rag_mm.trainer", *argv], env=environment, start_new_session=True)
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
@@ -97,9 +97,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     assert status is not None
     if status == EXIT_USER:
         return EXIT_USER
-    how = (
-        f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed with exit status {status}"
-    )
+    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed with exit status {status}"
     print(f"rank {first} of {len(processes)} {how}; the others were stopped", file=sys.stderr)
     return EXIT_FAILED
 

@@ -45,9 +45,7 @@ class Memory:
         self.staleness: float | None = None
         self._index: Index | None = None
 
-    def refresh(
-        self, encoder: DualEncoder, *, step: int, probe_BE: Tensor | None, k: int, named: set[int]
-    ) -> None:
+    def refresh(self, encoder: DualEncoder, *, step: int, probe_BE: Tensor | None, k: int, named: set[int]) -> None:
         """Embed the whole memory with ``encoder`` and search it from now on.
 
         Args:

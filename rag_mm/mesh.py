@@ -83,7 +83,7 @@ class Mesh:
 
     def rows(self, count: int) -> Tensor:
         """Rows of a table of ``count`` rows that this rank works on: every ``size``-th one."""
-        return torch.arange(self.rank, count, self.size)
+        return torch.arange(count)[self.rank :: self.size]
 
     def join_rows(self, part: Tensor, count: int) -> Tensor:
         """The whole table (count, ...) from every rank's rows; each row is computed on one rank alone."""

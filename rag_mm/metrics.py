@@ -31,9 +31,7 @@ class MetricsWriter:
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         temporary.replace(self.path)
         self._file = self.path.open("a")
-        self._events = SummaryWriter(
-            str(run_dir / "events"), purge_step=start_step + 1 if start_step else None
-        )
+        self._events = SummaryWriter(str(run_dir / "events"), purge_step=start_step + 1 if start_step else None)
 
     def write(self, record: dict[str, Any]) -> None:
         """Write one step; numbers that are not finite become null."""

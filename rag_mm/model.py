@@ -27,9 +27,7 @@ class Model:
 
 def build_model(config: Config, dataset: Dataset) -> Model:
     """Build everything from the seed; the trigram gates start at the idf of titles and training questions."""
-    encoder = fresh_encoder(
-        config.retriever, dataset, image_size=config.data.image_size, seed=config.train.seed
-    )
+    encoder = fresh_encoder(config.retriever, dataset, image_size=config.data.image_size, seed=config.train.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of("reader", config.train.seed) % 2**63)
         reader = fid_program(

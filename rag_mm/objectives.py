@@ -83,9 +83,7 @@ def emdr2(score_Bk: Tensor, sum_log_p_Bk: Tensor, weight_B: Tensor, *, score_tem
     return -weight_B * (prior + sum_log_p_Bk.detach()).logsumexp(1)
 
 
-def contrastive(
-    query_QE: Tensor, document_UE: Tensor, positive_QU: Tensor, weight_Q: Tensor, scale: Tensor
-) -> Tensor:
+def contrastive(query_QE: Tensor, document_UE: Tensor, positive_QU: Tensor, weight_Q: Tensor, scale: Tensor) -> Tensor:
     """InfoNCE from queries to documents (Q,): ``-w log (sum over positives of p(z|q))``.
 
     Args:

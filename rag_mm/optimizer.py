@@ -23,9 +23,7 @@ def rates(config: TrainConfig, step: int) -> tuple[float, float]:
         return 0.0, retriever
     since, length = step - config.retriever_steps, config.steps - config.retriever_steps
     decay = 1.0 - since / length
-    return config.learning_rate * min(
-        1.0, (since + 1) / warm
-    ) * decay, retriever * config.joint_retriever_scale * decay
+    return config.learning_rate * min(1.0, (since + 1) / warm) * decay, retriever * config.joint_retriever_scale * decay
 
 
 def trains_retriever(config: TrainConfig, step: int) -> bool:

@@ -28,7 +28,8 @@ def make_plan(config: Config, program: BlockProgram, batch: dict[str, Tensor], m
         plan.validate(program)
         if plan.num_stages != parallel.pipeline_stages:
             raise ValueError(
-                f"parallel.plan {parallel.plan} has {plan.num_stages} stages; parallel.pipeline_stages is {parallel.pipeline_stages}"
+                f"parallel.plan {parallel.plan} has {plan.num_stages} stages; "
+                f"parallel.pipeline_stages is {parallel.pipeline_stages}"
             )
         return plan
     mesh.barrier()

@@ -24,9 +24,7 @@ class ProofError(RuntimeError):
     """The layout's gradients are not those of one device."""
 
 
-def prove(
-    config: Config, joint: JointStep, prepared: Prepared, pipeline: Pipeline, *, train_retriever: bool
-) -> str:
+def prove(config: Config, joint: JointStep, prepared: Prepared, pipeline: Pipeline, *, train_retriever: bool) -> str:
     """Run the proof that ``parallel.verify`` names; gives one line for the log.
 
     Raises:
@@ -57,9 +55,7 @@ def prove(
         )
     worst = max(joint.mesh.gather((report.worst_error, report.worst)))
     count = sum(joint.mesh.gather(report.num_compared))
-    return (
-        f"proof: {mode}, {count} gradients agree with one device, largest error {worst[0]:.1e} ({worst[1]})"
-    )
+    return f"proof: {mode}, {count} gradients agree with one device, largest error {worst[0]:.1e} ({worst[1]})"
 
 
 def _gradients(
@@ -91,16 +87,12 @@ def _shrunk(config: Config, joint: JointStep, pipeline: Pipeline) -> Pipeline:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
         vocabulary = len(joint.collator.tokenizer)
-        program = fid_program(
-            small, config.objectives, vocabulary=vocabulary, image_size=config.data.image_size
-        )
+        program = fid_program(small, config.objectives, vocabulary=vocabulary, image_size=config.data.image_size)
     blocks, stages = len(program.blocks), pipeline.num_stages
     if stages > blocks:
         raise ProofError(
             f"parallel.verify shrunk: {stages} stages, but the shrunk reader has {blocks} blocks; use full"
         )
     cuts = [blocks * i // stages for i in range(1, stages)]
-    plan = Plan.from_cuts(
-        program, cuts, schedule=pipeline.schedule, num_microbatches=pipeline.num_microbatches
-    )
+    plan = Plan.from_cuts(program, cuts, schedule=pipeline.schedule, num_microbatches=pipeline.num_microbatches)
     return Pipeline(program, plan, group=pipeline.group, timeout_s=config.parallel.timeout_s)

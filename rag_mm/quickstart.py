@@ -88,9 +88,7 @@ class Quickstart:
             else:
                 self._command("-m", "data.prepare", "factbook", "--out", str(data_dir))
         with self._part("index"):
-            self._command(
-                "-m", "retriever.build", "--config", self.file, "--index.dir", str(self.out / "index")
-            )
+            self._command("-m", "retriever.build", "--config", self.file, "--index.dir", str(self.out / "index"))
         with self._part("training and evaluation"):
             outcome = Experiment(self.config, file=self.file, console=self.console).run()
         self._results(outcome)
@@ -131,9 +129,7 @@ class Quickstart:
         for item in shown:
             answer = Text(item.prediction.answer or "", "green" if item.em else "red")
             right = Text(item.sample.answers[0])
-            table.add_row(
-                Text(item.sample.question), answer, right, Text(documents_text(item.prediction, store))
-            )
+            table.add_row(Text(item.sample.question), answer, right, Text(documents_text(item.prediction, store)))
         self.console.print(table)
         figures.curves(self._joint, self.out / "curves.png", title="joint training")
         figures.answers(shown, store, self.out / "answers.png", title=f"held-out countries; {figures.RULE}")
@@ -180,16 +176,12 @@ class Quickstart:
 
     def _command(self, *arguments: str) -> None:
         """Run one of our commands in this terminal."""
-        self.console.print(
-            f"[dim]$ {escape(shlex.join(['python', *arguments]))}[/]", highlight=False, soft_wrap=True
-        )
+        self.console.print(f"[dim]$ {escape(shlex.join(['python', *arguments]))}[/]", highlight=False, soft_wrap=True)
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         status = subprocess.run([sys.executable, *arguments], env=environment, check=False).returncode
         if status:
-            raise JobsEnded(
-                f"`python {shlex.join(arguments)}` ended with exit status {status}", max(status, 1)
-            )
+            raise JobsEnded(f"`python {shlex.join(arguments)}` ended with exit status {status}", max(status, 1))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -27,9 +27,7 @@ class Renaming:
         fraction: share of values that are renamed at all (0: identity).
     """
 
-    def __init__(
-        self, values: Mapping[str, Sequence[str]], *, seed: int, step: int, fraction: float = 1.0
-    ) -> None:
+    def __init__(self, values: Mapping[str, Sequence[str]], *, seed: int, step: int, fraction: float = 1.0) -> None:
         self._maps = {
             field: _map(sorted(set(names)), random.Random(seed_of("renaming", seed, step, field)), fraction)
             for field, names in values.items()

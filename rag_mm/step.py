@@ -115,9 +115,7 @@ class JointStep:
         asked = sorted({sample.country for sample in self.questions if sample.weight})
         self.asked = set(asked)
         self.usable_pairs = [
-            i
-            for i, pair in enumerate(self.pairs)
-            if config.train.pairs == "all" or not self.asked & set(pair.gold)
+            i for i, pair in enumerate(self.pairs) if config.train.pairs == "all" or not self.asked & set(pair.gold)
         ]
         self.values = field_values(document.fields for document in memory.fetch(asked))
 
@@ -129,23 +127,16 @@ class JointStep:
         """The questions and pairs of global batch ``step``: a pure function of data, seed and step."""
         train, objective = self.config.train, self.config.objectives
         wanted = objective.contrastive > 0 and objective.contrastive_on != "questions"
-        order = {"fingerprint": self.dataset.fingerprint, "n": step}
-        chosen = global_batch(
-            len(self.questions),
-            seed=keyed.seed_of("questions", train.seed),
-            batch_size=train.batch_size,
-            **order,
-        )
+        chosen = self._batch(len(self.questions), "questions", train.batch_size, step)
         paired: list[Pair] = []
         if wanted and self.usable_pairs:
-            picks = global_batch(
-                len(self.usable_pairs),
-                seed=keyed.seed_of("pairs", train.seed),
-                batch_size=train.pair_batch_size,
-                **order,
-            )
+            picks = self._batch(len(self.usable_pairs), "pairs", train.pair_batch_size, step)
             paired = [self.pairs[self.usable_pairs[i]] for i in picks]
-        return [self.questions[int(i)] for i in chosen], paired
+        return [self.questions[i] for i in chosen], paired
+
+    def _batch(self, num: int, what: str, size: int, step: int) -> list[int]:
+        key = keyed.seed_of(what, self.config.train.seed)
+        return global_batch(num, fingerprint=self.dataset.fingerprint, seed=key, batch_size=size, n=step).tolist()
 
     def prepare(self, step: int) -> Prepared:
         """Phase 1 but for the contrastive loss: embed, search, fetch, embed; and the reader's batch."""
@@ -156,9 +147,7 @@ class JointStep:
         searched = torch.zeros(len(samples), 0)
         if self.reads(step):
             if self.config.train.documents == "retrieved":
-                ids, searched = self.memory.search(
-                    queries.embedding[: len(samples)], k=self.config.retriever.k
-                )
+                ids, searched = self.memory.search(queries.embedding[: len(samples)], k=self.config.retriever.k)
             elif self.config.train.documents == "gold":
                 ids = [[sample.country or self.memory.store.ids[0]] for sample in samples]
         retrieve_s = time.perf_counter() - started
@@ -196,9 +185,7 @@ class JointStep:
     ) -> Prepared:
         train, objective = self.config.train, self.config.objectives
         gold = [self._labels(sample) for sample in samples] + [list(pair.gold) for pair in pairs]
-        positives = (
-            {self._one_of(names, step) for names in gold if names} if objective.contrastive > 0 else set()
-        )
+        positives = {self._one_of(names, step) for names in gold if names} if objective.contrastive > 0 else set()
         unique = sorted(positives.union(*ids))
         documents = self.memory.fetch(unique)
         image, has_image = self.collator.images([d.image_png for d in documents])
@@ -237,14 +224,10 @@ class JointStep:
         image, has_image = self.collator.images([s.image_png for s in samples] + [p.image_png for p in pairs])
         names = [f"query {s.id}" for s in samples] + [f"query {p.id}" for p in pairs]
         image = augment(image, names, seed=train.seed, step=step, strength=train.augment)
-        features = self.encoder.features(
-            [s.question for s in samples] + [p.text for p in pairs], image, has_image
-        )
+        features = self.encoder.features([s.question for s in samples] + [p.text for p in pairs], image, has_image)
         return _Queries(features, embed_rows(self.encoder, features, self.mesh))
 
-    def _reader_batch(
-        self, prepared: Prepared, documents: list[Document], queries: _Queries
-    ) -> dict[str, Tensor]:
+    def _reader_batch(self, prepared: Prepared, documents: list[Document], queries: _Queries) -> dict[str, Tensor]:
         train, samples = self.config.train, prepared.samples
         question_image = (
             queries.features["image"][: len(samples)],
@@ -285,9 +268,7 @@ class JointStep:
     def contrastive(self, prepared: Prepared, query_QE: Tensor, document_UE: Tensor) -> Tensor:
         """The contrastive objective over the whole global batch, a scalar."""
         weight = prepared.contrastive_weight * self.config.objectives.contrastive
-        return objectives.contrastive(
-            query_QE, document_UE, prepared.positive, weight, self.encoder.scale()
-        ).sum()
+        return objectives.contrastive(query_QE, document_UE, prepared.positive, weight, self.encoder.scale()).sum()
 
     def gradients(self, prepared: Prepared, pipeline: Pipeline | None, *, train_retriever: bool) -> Outcome:
         """Phases 1 (loss), 2 and 3: leaves gradients in ``.grad``, summed over all ranks.
@@ -357,9 +338,7 @@ class JointStep:
         parameters = {f"retriever.{n}": p for n, p in self.encoder.named_parameters() if p.requires_grad}
         if prepared.reader:
             assert program is not None
-            parameters |= {
-                f"reader.{n}": p for n, p in program.named_parameters_global().items() if p.requires_grad
-            }
+            parameters |= {f"reader.{n}": p for n, p in program.named_parameters_global().items() if p.requires_grad}
             with keyed.scope(seed=self.config.train.seed, step=prepared.step):
                 outputs = program.run(self.reader_inputs(prepared, query_QE, document_UE))
             loss = loss + outputs["losses"].sum()
@@ -382,16 +361,11 @@ class JointStep:
         """Share of questions with a right document among those read, None where nothing is retrieved."""
         if self.config.train.documents != "retrieved" or not prepared.read.numel():
             return None
-        hits = [
-            bool(set(sample.gold) & set(ids))
-            for sample, ids in zip(prepared.samples, prepared.ids, strict=True)
-        ]
+        hits = [bool(set(sample.gold) & set(ids)) for sample, ids in zip(prepared.samples, prepared.ids, strict=True)]
         return sum(hits) / len(hits)
 
 
-def replica_share(
-    tensors: dict[str, Tensor], num_samples: int, replica: int, num_replicas: int
-) -> dict[str, Tensor]:
+def replica_share(tensors: dict[str, Tensor], num_samples: int, replica: int, num_replicas: int) -> dict[str, Tensor]:
     """A replica's rows of a batch whose tensors have B or B*k rows."""
     share = {}
     for name, tensor in tensors.items():

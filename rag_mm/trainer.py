@@ -41,9 +41,7 @@ class Trainer:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.run_dir = Path(config.run_dir)
-        self.mesh = Mesh(
-            num_stages=config.parallel.pipeline_stages, num_replicas=config.parallel.data_replicas
-        )
+        self.mesh = Mesh(num_stages=config.parallel.pipeline_stages, num_replicas=config.parallel.data_replicas)
         self.console = Console(stderr=True, quiet=not self.mesh.is_first)
         self.dataset = Dataset(config.data.dir, fold=config.data.fold)
         self.model = build_model(config, self.dataset)
@@ -82,9 +80,7 @@ class Trainer:
             if self.mesh.is_first:
                 (self.run_dir / "plan.json").write_text(plan.to_json())
         self._say_plan(plan)
-        return Pipeline(
-            self.model.reader, plan, group=self.mesh.pipeline, timeout_s=self.config.parallel.timeout_s
-        )
+        return Pipeline(self.model.reader, plan, group=self.mesh.pipeline, timeout_s=self.config.parallel.timeout_s)
 
     def _fits_saved_plan(self, steps: Sequence[int]) -> bool:
         """Whether a resumed run can keep its plan: cutting anew could change the last bits."""
@@ -100,9 +96,7 @@ class Trainer:
     def _say_plan(self, plan: Plan) -> None:
         for i, stage in enumerate(plan.stages):
             times = f"forward {stage.forward_s * 1e3:.1f} ms, backward {stage.backward_s * 1e3:.1f} ms a micro-batch"
-            self.console.print(
-                f"stage {i}: {stage.blocks[0]} .. {stage.blocks[-1]} ({times})", highlight=False
-            )
+            self.console.print(f"stage {i}: {stage.blocks[0]} .. {stage.blocks[-1]} ({times})", highlight=False)
 
     def resume(self) -> None:
         """Take up the newest checkpoint, if there is one."""
@@ -181,9 +175,7 @@ class Trainer:
             self._prove(prepared, train_retriever=train_retriever)
         fetched = time.perf_counter()
         self.optimizer.zero_grad()
-        outcome = self.joint.gradients(
-            prepared, self.pipeline if reads else None, train_retriever=train_retriever
-        )
+        outcome = self.joint.gradients(prepared, self.pipeline if reads else None, train_retriever=train_retriever)
         computed = time.perf_counter()
         norm, rate, taken = self.optimizer.step(step)
         self.skipped += not taken
@@ -221,10 +213,7 @@ class Trainer:
             return
         if self.memory.version is not None and not trains_retriever(self.config.train, step):
             return  # nothing has moved since
-        named = {
-            checkpoint.read_state(self.run_dir, s)["index_version"]
-            for s in checkpoint.list_steps(self.run_dir)
-        }
+        named = {checkpoint.read_state(self.run_dir, s)["index_version"] for s in checkpoint.list_steps(self.run_dir)}
         probe = self.joint.probe(step)
         self.memory.refresh(
             self.model.encoder, step=step, probe_BE=probe, k=self.config.retriever.k, named=named - {None}
@@ -252,9 +241,7 @@ class Trainer:
                     f"{view.name}: {count} samples kept their place with weight 0 ({reason})", highlight=False
                 )
         if self.skipped:
-            self.console.print(
-                f"{self.skipped} steps were skipped because a gradient was not finite", highlight=False
-            )
+            self.console.print(f"{self.skipped} steps were skipped because a gradient was not finite", highlight=False)
 
 
 def example_batch(config: Config, dataset: Dataset, joint: JointStep) -> dict[str, torch.Tensor]:
@@ -316,12 +303,11 @@ def _check_before_start(config: Config) -> None:
         fail(str(error))
     if config.train.documents == "retrieved" and config.retriever.k > len(dataset.store):
         fail(
-            f"retriever.k is {config.retriever.k}; the memory holds {len(dataset.store)} documents, so it must be at most that"
+            f"retriever.k is {config.retriever.k}; the memory holds {len(dataset.store)} documents, "
+            "so it must be at most that"
         )
     if config.parallel.plan and not Path(config.parallel.plan).is_file():
-        fail(
-            f"parallel.plan is {config.parallel.plan!r}, which is not a file; make one with `python -m pipeline.plan`"
-        )
+        fail(f"parallel.plan is {config.parallel.plan!r}, which is not a file; make one with `python -m pipeline.plan`")
 
 
 if __name__ == "__main__":

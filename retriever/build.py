@@ -11,7 +11,9 @@ weights) of a run's configuration.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,12 +77,19 @@ def load_weights(encoder: DualEncoder, checkpoint: str | Path) -> None:
         FileNotFoundError: if there is no checkpoint there.
     """
     if not (Path(checkpoint) / ".metadata").exists():
-        raise FileNotFoundError(
-            f"no checkpoint at {checkpoint}; expected a folder such as RUN/checkpoints/step-300"
-        )
+        raise FileNotFoundError(f"no checkpoint at {checkpoint}; expected a folder such as RUN/checkpoints/step-300")
     state = {f"retriever.{name}": tensor for name, tensor in encoder.state_dict().items()}
-    dcp.load(state, checkpoint_id=str(checkpoint), no_dist=True)
+    with one_process_is_wanted():
+        dcp.load(state, checkpoint_id=str(checkpoint), no_dist=True)
     encoder.load_state_dict({name.removeprefix("retriever."): tensor for name, tensor in state.items()})
+
+
+@contextmanager
+def one_process_is_wanted() -> Iterator[None]:
+    """Keep torch from warning that a checkpoint is read or written without torch.distributed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def build_index(
@@ -117,7 +126,14 @@ def build_index(
             progress=lambda count: bar.advance(task, count),
         )  # fmt: skip
     if old is None:
-        manifest = Manifest(num_edits=store.num_edits, dim=encoder.dim, **expected)
+        manifest = Manifest(
+            encoder=architecture(encoder, image_size=image_size),
+            weights=weights_hash(encoder),
+            store=store.fingerprint,
+            num_edits=store.num_edits,
+            dim=encoder.dim,
+            count=len(store),
+        )
         index = Index.from_embeddings(embedding, todo, manifest)
     else:
         index = old.replaced(todo, embedding, num_edits=store.num_edits)
@@ -147,14 +163,12 @@ def main(argv: Sequence[str]) -> int:
         argv,
         prog="python -m retriever.build",
         description="Embed the documents of a store and publish them as a new index version.",
-        sections=("data", "retriever", "index", "train"),
+        sections=("data", "retriever", "index", "train.seed"),
     )
     torch.set_num_threads(1)
     try:
         dataset = Dataset(config.data.dir, fold=config.data.fold)
-        encoder = fresh_encoder(
-            config.retriever, dataset, image_size=config.data.image_size, seed=config.train.seed
-        )
+        encoder = fresh_encoder(config.retriever, dataset, image_size=config.data.image_size, seed=config.train.seed)
         if config.index.checkpoint:
             load_weights(encoder, config.index.checkpoint)
         build_index(

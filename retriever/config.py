@@ -57,8 +57,6 @@ class IndexConfig:
         if self.batch_size < 1:
             raise ValueError(f"index.batch_size is {self.batch_size}; it must be at least 1")
         if self.refresh_every_n_steps < 0:
-            raise ValueError(
-                f"index.refresh_every_n_steps is {self.refresh_every_n_steps}; 0 (never) or more"
-            )
+            raise ValueError(f"index.refresh_every_n_steps is {self.refresh_every_n_steps}; 0 (never) or more")
         if self.keep_versions < 1:
             raise ValueError(f"index.keep_versions is {self.keep_versions}; it must be at least 1")

@@ -24,9 +24,7 @@ def pictures(pngs: Sequence[bytes | None], size: int) -> tuple[Tensor, Tensor]:
     return image, torch.tensor([float(png is not None) for png in pngs])
 
 
-def document_features(
-    encoder: DualEncoder, documents: Sequence[Document], *, image_size: int
-) -> dict[str, Tensor]:
+def document_features(encoder: DualEncoder, documents: Sequence[Document], *, image_size: int) -> dict[str, Tensor]:
     """What is embedded of a document: its title and its picture."""
     image, has_image = pictures([d.image_png for d in documents], image_size)
     return encoder.features([d.title for d in documents], image, has_image)

@@ -36,9 +36,7 @@ class TextTower(nn.Module):
         super().__init__()
         buckets, dim = config.text_buckets, config.text_dim
         self.gate = nn.Parameter(torch.ones(buckets), requires_grad=config.learned_gates)
-        self.vector = nn.Parameter(
-            torch.randn(buckets, dim) / math.sqrt(dim), requires_grad=config.learned_text
-        )
+        self.vector = nn.Parameter(torch.randn(buckets, dim) / math.sqrt(dim), requires_grad=config.learned_text)
 
     def fit(self, texts: Sequence[str]) -> None:
         """Start the gates at the idf of trigrams over ``texts`` (training questions and titles)."""
@@ -62,9 +60,7 @@ class ImageTower(nn.Module):
         super().__init__()
         patch = config.image_patch
         if image_size % patch:
-            raise ValueError(
-                f"retriever.image_patch is {patch}; it must divide data.image_size ({image_size})"
-            )
+            raise ValueError(f"retriever.image_patch is {patch}; it must divide data.image_size ({image_size})")
         grid = (image_size // patch) ** 2
         self.patch = nn.Conv2d(3, config.image_width, patch, stride=patch)
         self.mix = nn.Conv2d(config.image_width, config.image_width, 3, padding=1)

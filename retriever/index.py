@@ -116,9 +116,7 @@ class Index:
         matrix = self._vectors.reconstruct_n(0, len(self.ids))
         for row, name in enumerate(ids):
             matrix[place[name]] = embedding_UE[row].detach().float().numpy()
-        return Index.from_embeddings(
-            torch.from_numpy(matrix), self.ids, replace(self.manifest, num_edits=num_edits)
-        )
+        return Index.from_embeddings(torch.from_numpy(matrix), self.ids, replace(self.manifest, num_edits=num_edits))
 
     def publish(self, directory: str | Path, *, version: int | None = None) -> int:
         """Write this index as a version of ``directory`` and make it current; gives the version's number."""
@@ -160,7 +158,8 @@ def load(directory: str | Path, *, version: int | None = None) -> Index:
             version = int((directory / "CURRENT").read_text())
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"no index at {directory}; make one with `python -m retriever.build --config ... --index.dir {directory}`"
+                f"no index at {directory}; make one with "
+                f"`python -m retriever.build --config ... --index.dir {directory}`"
             ) from None
     folder = directory / "versions" / str(version)
     try:
@@ -168,9 +167,7 @@ def load(directory: str | Path, *, version: int | None = None) -> Index:
         ids = json.loads((folder / "ids.json").read_text())
         found = sha256(folder / "index.faiss")
     except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"index version {version} of {directory} is incomplete: {error.filename}"
-        ) from None
+        raise FileNotFoundError(f"index version {version} of {directory} is incomplete: {error.filename}") from None
     except (TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{folder}: manifest or ids are damaged ({error}); build the index again") from None
     if found != manifest.sha256:

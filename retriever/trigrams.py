@@ -21,9 +21,7 @@ from torch import Tensor
 
 def trigrams(text: str) -> list[str]:
     """Trigrams of each word of ``text``, case and accents folded, word ends marked by a blank."""
-    folded = "".join(
-        c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c)
-    )
+    folded = "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
     words = "".join(c if c.isalnum() else " " for c in folded).split()
     return [f" {word} "[i : i + 3] for word in words for i in range(len(word))]
 

@@ -23,9 +23,7 @@ import torch.multiprocessing as mp
 _PRELOAD = ["torch", "torch.distributed.pipelining", "torch._subclasses.fake_tensor", "sympy"]
 
 
-def _rank_main(
-    rank: int, world_size: int, folder: str, timeout_s: float, fn: Callable[..., Any], args: Any
-) -> None:
+def _rank_main(rank: int, world_size: int, folder: str, timeout_s: float, fn: Callable[..., Any], args: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -66,9 +64,7 @@ def run_on_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         ranks = [
-            context.Process(
-                target=_rank_main, args=(rank, world_size, folder, timeout_s, fn, args), daemon=True
-            )
+            context.Process(target=_rank_main, args=(rank, world_size, folder, timeout_s, fn, args), daemon=True)
             for rank in range(world_size)
         ]
         old = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS",)}

@@ -9,7 +9,6 @@ reported; the reader sees the first ``retriever.k``.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,20 +96,14 @@ def load_run(run_dir: str | Path, step: int | None = None, *, data_dir: str | Pa
     config = read_config(directory)
     steps = checkpoint.list_steps(directory)
     if not steps:
-        raise FileNotFoundError(
-            f"the run at {directory} has no checkpoint yet; go on training with `{command}`"
-        )
+        raise FileNotFoundError(f"the run at {directory} has no checkpoint yet; go on training with `{command}`")
     if step is not None and step not in steps:
         known = ", ".join(map(str, steps))
-        raise FileNotFoundError(
-            f"--step is {step}, but the run at {directory} keeps checkpoints of step {known}"
-        )
+        raise FileNotFoundError(f"--step is {step}, but the run at {directory} keeps checkpoints of step {known}")
     dataset = Dataset(data_dir or config.data.dir, fold=config.data.fold)
     model = build_model(config, dataset)
     chosen = steps[-1] if step is None else step
-    with warnings.catch_warnings():  # one process is what is wanted here
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        checkpoint.load(directory, chosen, weights(model))
+    checkpoint.load(directory, chosen, weights(model))
     return Run(directory, config, dataset, model, chosen)
 
 
@@ -190,9 +183,7 @@ class Answerer:
             unique = sorted({name for row in names for name in row})
             fetched = dict(zip(unique, self.dataset.store.fetch(unique), strict=True))
             place = {name: i for i, name in enumerate(unique)}
-            features = document_features(
-                encoder, list(fetched.values()), image_size=self.config.data.image_size
-            )
+            features = document_features(encoder, list(fetched.values()), image_size=self.config.data.image_size)
             rows = torch.tensor([place[name] for row in names for name in row])
             read = [[fetched[name] for name in row] for row in names]
             document_image = (features["image"][rows], features["has_image"][rows])
@@ -214,9 +205,7 @@ class Answerer:
             for sample, row, ids, score in zip(samples, tokens.tolist(), found, scores.tolist(), strict=True)
         ]
 
-    def _search(
-        self, samples: Sequence[Sample], query: Tensor, documents: Documents
-    ) -> tuple[list[list[str]], Tensor]:
+    def _search(self, samples: Sequence[Sample], query: Tensor, documents: Documents) -> tuple[list[list[str]], Tensor]:
         """Document ids, best first, and their scores."""
         if documents == "retrieved":
             if self.index is None:

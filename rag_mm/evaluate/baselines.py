@@ -35,9 +35,7 @@ def pixels(dataset: Dataset, samples: Sequence[Sample]) -> list[Prediction]:
         memory = pixel_features([d.image_png for d in documents if d.image_png is not None])
         query = pixel_features([s.image_png for s in asked if s.image_png is not None])
         score, row = (query @ memory.T).sort(dim=1, descending=True, stable=True)
-        for sample, scores, rows in zip(
-            asked, score[:, :DEPTH].tolist(), row[:, :DEPTH].tolist(), strict=True
-        ):
+        for sample, scores, rows in zip(asked, score[:, :DEPTH].tolist(), row[:, :DEPTH].tolist(), strict=True):
             ids = tuple(documents[i].id for i in rows)
             found[sample.id] = Prediction(sample.id, None, ids, tuple(scores))
     return [found.get(sample.id, Prediction(sample.id, None)) for sample in samples]

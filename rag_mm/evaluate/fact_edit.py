@@ -93,9 +93,7 @@ def copy_dataset(source: Path, target: Path) -> None:
         info = target / "dataset.json"
         if info.exists() and info.read_bytes() == (source / "dataset.json").read_bytes():
             return
-        raise ValueError(
-            f"--store-copy is {target}, which holds something else; name a new folder or remove that one"
-        )
+        raise ValueError(f"--store-copy is {target}, which holds something else; name a new folder or remove that one")
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.parent.mkdir(parents=True, exist_ok=True)

@@ -145,9 +145,7 @@ def predict(
     if row.weights_of:
         assert answerer is not None, f"{name} needs weights"
         return answerer.answer(samples, row.documents, progress=progress)
-    predictions = {"most_frequent": baselines.most_frequent, "pixels": baselines.pixels}[name](
-        dataset, samples
-    )
+    predictions = {"most_frequent": baselines.most_frequent, "pixels": baselines.pixels}[name](dataset, samples)
     if progress is not None:
         progress(len(samples))
     return predictions
@@ -171,9 +169,7 @@ def make_row(name: str, scored: Sequence[Scored]) -> dict[str, Any]:
     for k in HITS:
         metric = f"hit@{k}"
         row[metric] = {kind: None if given else _mean(items, metric) for kind, items in kinds.items()}
-    row["hit@1_interval"] = {
-        kind: None if given else _interval(items, "hit@1") for kind, items in kinds.items()
-    }
+    row["hit@1_interval"] = {kind: None if given else _interval(items, "hit@1") for kind, items in kinds.items()}
     row["em_unseen_answers"] = _mean([s for s in scored if s.unseen], "em")
     return row
 

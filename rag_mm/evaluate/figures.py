@@ -43,9 +43,7 @@ def curves(run_dir: str | Path, path: Path, *, title: str) -> Path:
     loss.set(xlabel="step", ylabel="loss", title="loss by objective")
     loss.set_ylim(bottom=0)
     loss.legend(frameon=False)
-    _line(
-        hit, records, lambda record: record["hit_at_k"], label="right document among the k read", colour=BLUE
-    )
+    _line(hit, records, lambda record: record["hit_at_k"], label="right document among the k read", colour=BLUE)
     _line(hit, records, lambda record: record["token_accuracy"], label="answer tokens right", colour=ORANGE)
     hit.set(xlabel="step", ylabel="share", ylim=(0, 1.02), title="training questions")
     hit.legend(frameon=False, loc="lower right")
@@ -71,9 +69,7 @@ def _line(axes: Axes, records: Sequence[dict[str, Any]], value: Any, *, label: s
 
 def picture_questions(scored: Sequence[Scored], num: int) -> list[Scored]:
     """The first ``num`` picture questions by RULE, of different countries."""
-    asked = sorted(
-        (s for s in scored if s.sample.kind == "picture"), key=lambda s: stable_hash("shown", s.sample.id)
-    )
+    asked = sorted((s for s in scored if s.sample.kind == "picture"), key=lambda s: stable_hash("shown", s.sample.id))
     by_country: dict[str, Scored] = {}
     for item in asked:
         by_country.setdefault(item.sample.country, item)

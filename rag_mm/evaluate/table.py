@@ -16,9 +16,7 @@ COLUMNS = (
     "row", "EM", "95 %", "F1", "EM\nname", "EM\npict.", "EM\nunseen", "hit@1\nname", "hit@1\npict.",
     "hit@4\npict.",
 )  # fmt: skip
-NOT_TRAINED = (
-    "· not trained here; this trains all rows:\n  python -m rag_mm.experiment --config configs/factbook.yaml"
-)
+NOT_TRAINED = "· not trained here; this trains all rows:\n  python -m rag_mm.experiment --config configs/factbook.yaml"
 LEGEND = (
     "EM, F1: best accepted answer. 95 %: of EM, bootstrap over countries.\n"
     "name, pict.: questions by name and by picture. unseen: those with an answer\n"
@@ -68,9 +66,7 @@ def result_table(result: Mapping[str, Any], *, left_out: Sequence[str] = ()) -> 
     if left_out:
         parts.append(Text(NOT_TRAINED, "dim"))
     parts.append(Text(LEGEND, "dim"))
-    parts.append(
-        Text("\n".join(f"{row['name']}: {ROWS[row['name']].about}" for row in result["rows"]), "dim")
-    )
+    parts.append(Text("\n".join(f"{row['name']}: {ROWS[row['name']].about}" for row in result["rows"]), "dim"))
     return Group(*parts)
 
 
@@ -122,8 +118,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         parts.append(_markdown_table(head, body))
     if result["comparisons"]:
         parts.append(
-            "Paired bootstrap over countries:\n\n"
-            + "\n".join(f"- {line}" for line in comparison_lines(result))
+            "Paired bootstrap over countries:\n\n" + "\n".join(f"- {line}" for line in comparison_lines(result))
         )
     return "\n\n".join(parts) + "\n"
 

@@ -74,9 +74,7 @@ class _Running:
     files: ExitStack = field(default_factory=ExitStack)
 
 
-def run_jobs(
-    jobs: Sequence[Job], *, at_once: int, console: Console, done: Callable[[Job, float], None]
-) -> None:
+def run_jobs(jobs: Sequence[Job], *, at_once: int, console: Console, done: Callable[[Job, float], None]) -> None:
     """Run all jobs; ``done(job, seconds)`` is called after each, while others go on.
 
     Raises:

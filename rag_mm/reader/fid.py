@@ -24,9 +24,7 @@ INPUTS = (
 )  # fmt: skip
 
 
-def fid_program(
-    config: ReaderConfig, objective: ObjectivesConfig, *, vocabulary: int, image_size: int
-) -> BlockProgram:
+def fid_program(config: ReaderConfig, objective: ObjectivesConfig, *, vocabulary: int, image_size: int) -> BlockProgram:
     """Build the reader with fresh weights from torch's generator.
 
     Batch inputs (B samples, P = B*k pairs; see ``rag_mm.batch`` for how they are made): ``question`` (B, Q),
@@ -68,6 +66,4 @@ def fid_program(
         ),
     ]  # fmt: skip
     pairs = (*PAIR_NAMES, "alone") if per_document else PAIR_NAMES
-    return BlockProgram(
-        blocks, inputs=INPUTS, outputs=("losses", "statistics"), axes=dict.fromkeys(pairs, "pair")
-    )
+    return BlockProgram(blocks, inputs=INPUTS, outputs=("losses", "statistics"), axes=dict.fromkeys(pairs, "pair"))

@@ -102,9 +102,7 @@ class LossHead(nn.Module):
         mean = total / is_target_PT.sum(1).clamp(min=1)
         return total.unflatten(0, (-1, k)), mean.unflatten(0, (-1, k))
 
-    def _distillation(
-        self, score_Bk: Tensor, sum_Bk: Tensor, mean_Bk: Tensor, weight_B: Tensor
-    ) -> list[Tensor]:
+    def _distillation(self, score_Bk: Tensor, sum_Bk: Tensor, mean_Bk: Tensor, weight_B: Tensor) -> list[Tensor]:
         o, losses = self.objective, []
         if o.pdist > 0:
             kl = objectives.pdist(
@@ -113,8 +111,6 @@ class LossHead(nn.Module):
             )  # fmt: skip
             losses.append(o.pdist * kl)
         if o.emdr2 > 0:
-            marginal = objectives.emdr2(
-                score_Bk, sum_Bk, weight_B, score_temperature=o.emdr2_score_temperature
-            )
+            marginal = objectives.emdr2(score_Bk, sum_Bk, weight_B, score_temperature=o.emdr2_score_temperature)
             losses.append(o.emdr2 * marginal)
         return losses

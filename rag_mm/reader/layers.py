@@ -37,9 +37,7 @@ class Attention(nn.Module):
         self.key_value = nn.Linear(config.width, 2 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(
-        self, x_NTD: Tensor, context_NLD: Tensor, mask_NTL: Tensor | None, *, causal: bool = False
-    ) -> Tensor:
+    def forward(self, x_NTD: Tensor, context_NLD: Tensor, mask_NTL: Tensor | None, *, causal: bool = False) -> Tensor:
         split = (self.heads, -1)
         q = self.query(x_NTD).unflatten(-1, split).transpose(1, 2)
         k, v = (t.unflatten(-1, split).transpose(1, 2) for t in self.key_value(context_NLD).chunk(2, dim=-1))

@@ -69,9 +69,7 @@ class PointerHead(nn.Module):
         assert isinstance(bonus, Tensor)
         return bonus
 
-    def log_likelihood(
-        self, parts: tuple[Tensor, Tensor, Tensor], token_NJ: Tensor, target_NT: Tensor
-    ) -> Tensor:
+    def log_likelihood(self, parts: tuple[Tensor, Tensor, Tensor], token_NJ: Tensor, target_NT: Tensor) -> Tensor:
         """``log p(target_t | ...)`` (N, T)."""
         log_gate, log_vocabulary, log_pointer = parts
         generated = log_vocabulary.gather(-1, target_NT.unsqueeze(-1)).squeeze(-1)

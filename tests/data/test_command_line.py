@@ -77,6 +77,8 @@ def test_negative_numbers_and_null_are_values():
 def test_sections_that_other_commands_read_are_skipped(tmp_path: Path):
     file = write(tmp_path, "train: {steps: 4}\nretriever: {dim: 3}\nrun_dir: z\n")
     assert parse("--config", file, sections=["train"]) == Config(Train(lr=0.5, steps=4))
+    other = write(tmp_path, "train: {steps: 4, not_ours: 1}\nretriever: {dim: 3}\n")
+    assert parse("--config", other, sections=["train.steps"]) == Config(Train(lr=0.5, steps=4))
 
 
 def test_dump_reads_back(tmp_path: Path):
@@ -133,8 +135,7 @@ MISTAKES = {  # flags or file -> the one sentence
     "no mapping": ("- 3\n", "--config is FILE, which holds a list; it must be a mapping of sections"),
     "malformed": (
         "train: [3\n",
-        "--config is FILE, which is not valid YAML at line 2, column 1: "
-        "expected ',' or ']', but got '<stream end>'",
+        "--config is FILE, which is not valid YAML at line 2, column 1: expected ',' or ']', but got '<stream end>'",
     ),
     "twice": (
         "run_dir: a\nrun_dir: b\n",
@@ -149,9 +150,7 @@ MISTAKES = {  # flags or file -> the one sentence
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_sentence_and_exit_status_2(
-    mistake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_mistake_is_one_sentence_and_exit_status_2(mistake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     given, sentence = MISTAKES[mistake]
     file = str(tmp_path / "c.yaml")
     argv = given if isinstance(given, list) else ["--config", write(tmp_path, given)]

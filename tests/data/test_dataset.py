@@ -35,9 +35,7 @@ def test_held_out_countries_train_nothing(factbook_dir: Path):
         assert not {sample.country for sample in questions} & held_out
         assert not {d for sample in (*questions, *pairs) for d in sample.gold} & held_out
         assert not {pair.text for pair in pairs} & titles
-        shown = {sample.image_png for split in ("dev", "test") for sample in dataset.questions(split)} - {
-            None
-        }
+        shown = {sample.image_png for split in ("dev", "test") for sample in dataset.questions(split)} - {None}
         assert shown and not shown & {sample.image_png for sample in (*questions, *pairs)}
 
 

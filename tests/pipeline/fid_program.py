@@ -38,9 +38,7 @@ class Encode(nn.Module):
         q, k, v = self.attend(x).chunk(3, dim=-1)
         scores = (q @ k.transpose(1, 2) / D**0.5).masked_fill(~mask[:, None], -1e9)
         # Transposed on purpose: what leaves the block is not contiguous.
-        return (
-            (x + self.out(self.dropout(scores.softmax(-1)) @ v)).transpose(1, 2).contiguous().transpose(1, 2)
-        )
+        return (x + self.out(self.dropout(scores.softmax(-1)) @ v)).transpose(1, 2).contiguous().transpose(1, 2)
 
 
 class Target(nn.Module):
@@ -71,13 +69,9 @@ class Head(nn.Module):
         self.table = table
         self.temperature = nn.Parameter(torch.tensor(0.5))
 
-    def forward(
-        self, y: Tensor, labels: Tensor, weight: Tensor, scores: Tensor, ctx: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, y: Tensor, labels: Tensor, weight: Tensor, scores: Tensor, ctx: Tensor) -> tuple[Tensor, Tensor]:
         logits = y @ self.table.weight.T
-        ce = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(
-            labels
-        )
+        ce = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
         strength = ctx.detach().mean((1, 2)).view(scores.shape).softmax(-1)
         kl = -(strength * (scores * self.temperature).log_softmax(-1)).sum(-1)
         losses = torch.stack([ce.sum(1), kl], dim=1) * weight[:, None]

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 
-def test_the_example_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
     code = re.search(r"```python\n(.*?)```", text, re.S)
     assert code is not None

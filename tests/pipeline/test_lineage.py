@@ -141,9 +141,7 @@ def test_batch_norm_is_named_with_its_path_and_nothing_is_changed() -> None:
     profile = trace(program, batch, num_microbatches=2, repeats=1)
     assert (profile.blocks[1].lineage, profile.blocks[1].stateful) == ("batch", True)
     assert all(torch.equal(value, before[name]) for name, value in program.state_dict().items())
-    with pytest.raises(
-        ValueError, match=r"block 'middle' mixes .* 1\.1 \(BatchNorm1d\).*Freeze the batch norm"
-    ):
+    with pytest.raises(ValueError, match=r"block 'middle' mixes .* 1\.1 \(BatchNorm1d\).*Freeze the batch norm"):
         require_sample_lineage(profile)
 
 
@@ -171,8 +169,6 @@ def test_integer_inputs_are_tested_too() -> None:
         def forward(self, ids: Tensor) -> Tensor:
             return (ids[:, None] == ids[None, :]).sum(1, keepdim=True).float()
 
-    program = BlockProgram(
-        [Block("b", Duplicates(), ("ids",), ("losses",))], inputs=("ids",), outputs=("losses",)
-    )
+    program = BlockProgram([Block("b", Duplicates(), ("ids",), ("losses",))], inputs=("ids",), outputs=("losses",))
     profile = trace(program, {"ids": torch.tensor([1, 2, 3, 4, 5, 6])}, num_microbatches=1, repeats=1)
     assert profile.blocks[0].lineage != "sample"

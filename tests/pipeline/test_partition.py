@@ -25,17 +25,13 @@ def random_profile(n: int, num_microbatches: int, rng: random.Random) -> Profile
     return Profile(tuple(block(i) for i in range(n)), (*carry, 0), num_microbatches, num_microbatches)
 
 
-def stage_values(
-    profile: Profile, bounds: tuple[int, ...], schedule: str, link: Link
-) -> tuple[list[float], list[int]]:
+def stage_values(profile: Profile, bounds: tuple[int, ...], schedule: str, link: Link) -> tuple[list[float], list[int]]:
     times, memory = [], []
     for s, (a, b) in enumerate(itertools.pairwise(bounds)):
         cost = stage_cost(profile, a, b, num_microbatches=profile.num_microbatches, parameter_copies=4.0)
         sends = 2 * link.seconds(cost.send_bytes)
         times.append(cost.forward_s + cost.backward_s + sends)
-        flights = in_flight(
-            s, num_stages=len(bounds) - 1, num_microbatches=profile.num_microbatches, schedule=schedule
-        )
+        flights = in_flight(s, num_stages=len(bounds) - 1, num_microbatches=profile.num_microbatches, schedule=schedule)
         memory.append(cost.static_bytes + flights * cost.flight_bytes)
     return times, memory
 

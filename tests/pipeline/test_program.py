@@ -31,9 +31,7 @@ def test_carry_and_inputs_of_each_cut() -> None:
 
 
 def test_rewriting_a_name_ends_the_old_value_s_life() -> None:
-    program = line(
-        ("a", ("x",), ("y",)), ("b", ("y",), ("z",)), ("c", ("x",), ("y",)), ("d", ("y", "z"), ("losses",))
-    )
+    program = line(("a", ("x",), ("y",)), ("b", ("y",), ("z",)), ("c", ("x",), ("y",)), ("d", ("y", "z"), ("losses",)))
     assert program.carry(2) == ("z",) and program.carry(3) == ("y", "z")
 
 

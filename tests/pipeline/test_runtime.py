@@ -137,9 +137,7 @@ def _accumulate_tied() -> float:
 
 def _bad_batch(kind: str) -> str:
     program = fid_program()
-    pipeline = Pipeline(
-        program, Plan.from_cuts(program, [2], num_microbatches=4, schedule="gpipe"), timeout_s=30
-    )
+    pipeline = Pipeline(program, Plan.from_cuts(program, [2], num_microbatches=4, schedule="gpipe"), timeout_s=30)
     batch = fid_batch(6) if kind == "uneven" else fid_batch(8)
     if kind == "missing" and pipeline.stage == 1:
         del batch["labels"]

@@ -15,9 +15,7 @@ def test_bytes_flops_and_ties() -> None:
     embed, _, _, target, _, head = profile.blocks
     ctx, mask, y = 2 * K * S * D * 8, 2 * K * S, 2 * T * D * 8  # two samples, float64
     assert profile.carry_bytes == (ctx + mask, ctx + mask, ctx + mask, ctx + mask + y, ctx + y, 0)
-    assert (
-        embed.parameter_bytes == target.parameter_bytes == V * D * 8 and head.parameter_bytes == V * D * 8 + 8
-    )
+    assert embed.parameter_bytes == target.parameter_bytes == V * D * 8 and head.parameter_bytes == V * D * 8 + 8
     assert embed.ties == target.ties == head.ties == {"embed.table.weight": V * D * 8}
     assert head.flops == 2 * 2 * T * D * V  # one matrix product, two operations a multiply-add
     assert target.activation_bytes == 0 and target.written_bytes == y  # its ids are an input
@@ -27,9 +25,7 @@ def test_bytes_flops_and_ties() -> None:
 
 def test_saved_activations_leave_out_parameters_and_inputs() -> None:
     """sin saves its input (the product, 4 x 8 floats); the product saves the input and the weight."""
-    module = nn.Sequential(
-        nn.Linear(3, 8, bias=False), type("Sin", (nn.Module,), {"forward": lambda _, x: x.sin()})()
-    )
+    module = nn.Sequential(nn.Linear(3, 8, bias=False), type("Sin", (nn.Module,), {"forward": lambda _, x: x.sin()})())
     program = BlockProgram([Block("b", module, ("x",), ("losses",))], inputs=("x",), outputs=("losses",))
     block = trace(program, {"x": torch.randn(4, 3)}, num_microbatches=1, repeats=1).blocks[0]
     assert block.activation_bytes == 4 * 8 * 4 == block.written_bytes

@@ -43,9 +43,7 @@ def test_emdr2_against_a_loop():
     found = objectives.emdr2(score, likelihood, weight, score_temperature=0.5)
     for b in range(3):
         prior = [math.exp(x / 0.5) for x in score[b].tolist()]
-        marginal = sum(
-            p / sum(prior) * math.exp(x) for p, x in zip(prior, likelihood[b].tolist(), strict=True)
-        )
+        marginal = sum(p / sum(prior) * math.exp(x) for p, x in zip(prior, likelihood[b].tolist(), strict=True))
         assert found[b].item() == pytest.approx(-weight[b].item() * math.log(marginal), rel=1e-12)
 
 
@@ -70,9 +68,7 @@ def test_pdist_is_least_where_scores_agree_with_likelihoods():
 def contrastive_loop(query, document, positive, weight, scale):
     total = []
     for q in range(query.shape[0]):
-        right = [
-            math.exp(scale * float(query[q] @ document[u])) for u in range(len(document)) if positive[q, u]
-        ]
+        right = [math.exp(scale * float(query[q] @ document[u])) for u in range(len(document)) if positive[q, u]]
         every = [math.exp(scale * float(query[q] @ document[u])) for u in range(len(document))]
         total.append(-float(weight[q]) * math.log(sum(right) / sum(every)) if right else 0.0)
     return total
@@ -84,9 +80,7 @@ def test_contrastive_against_a_loop_with_several_positives_and_none():
     positive[0, 1] = positive[1, 0] = positive[1, 4] = positive[2, 3] = True
     weight = torch.tensor([0.4, 0.3, 0.3, 0.0]).double()
     found = objectives.contrastive(query, document, positive, weight, scale)
-    assert found.tolist() == pytest.approx(
-        contrastive_loop(query, document, positive, weight, 3.0), rel=1e-12
-    )
+    assert found.tolist() == pytest.approx(contrastive_loop(query, document, positive, weight, 3.0), rel=1e-12)
 
 
 def test_contrastive_gradient_in_float64():

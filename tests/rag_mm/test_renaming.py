@@ -43,9 +43,7 @@ def test_fraction_zero_is_the_identity():
 
 @given(
     st.lists(
-        st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1)
-        .map(str.strip)
-        .filter(bool),
+        st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1).map(str.strip).filter(bool),
         min_size=1,
     ),
     st.integers(0, 99),

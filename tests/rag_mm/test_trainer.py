@@ -42,9 +42,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    factbook_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[dict[str, Any]]]:
+def undisturbed(factbook_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     run = tmp_path_factory.mktemp("runs") / "one"
     return run, train(factbook_dir, run, "--train.steps", "20")
 
@@ -67,9 +65,7 @@ def test_a_run_explains_itself(undisturbed: tuple[Path, list[dict[str, Any]]]):
     assert last["index_version"] == 18 and checkpoint.list_steps(run) == [18, 20]
 
 
-def test_two_stages_follow_one(
-    factbook_dir: Path, tmp_path: Path, undisturbed: tuple[Path, list[dict[str, Any]]]
-):
+def test_two_stages_follow_one(factbook_dir: Path, tmp_path: Path, undisturbed: tuple[Path, list[dict[str, Any]]]):
     """The promise of the whole framework, on a trajectory: 20 steps, within 1e-4."""
     one, two = (
         undisturbed[1],
@@ -90,9 +86,7 @@ def test_killed_and_resumed_is_the_same_run_bit_for_bit(
         command(factbook_dir, tmp_path, "--train.steps", "20", "--parallel.plan", plan), cwd=ROOT
     )
     deadline = time.monotonic() + 200
-    while (
-        len(checkpoint.list_steps(tmp_path)) < 2 or len(metrics(tmp_path)) < 13
-    ):  # past a checkpoint, between two
+    while len(checkpoint.list_steps(tmp_path)) < 2 or len(metrics(tmp_path)) < 13:  # past a checkpoint, between two
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     process.kill()

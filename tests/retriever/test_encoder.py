@@ -41,9 +41,7 @@ def test_a_missing_picture_contributes_nothing():
 
 def test_an_empty_text_contributes_nothing():
     model = encoder()
-    assert torch.equal(
-        embed(model, [""], pictures=True)[:, : CONFIG.text_dim], torch.zeros(1, CONFIG.text_dim)
-    )
+    assert torch.equal(embed(model, [""], pictures=True)[:, : CONFIG.text_dim], torch.zeros(1, CONFIG.text_dim))
 
 
 def test_rows_do_not_depend_on_their_batch():

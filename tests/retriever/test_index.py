@@ -62,9 +62,7 @@ def test_a_flipped_bit_is_refused_before_faiss_reads_it(tmp_path: Path, monkeypa
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    monkeypatch.setattr(
-        index_files.faiss, "read_index", lambda name: pytest.fail("faiss read a damaged file")
-    )
+    monkeypatch.setattr(index_files.faiss, "read_index", lambda name: pytest.fail("faiss read a damaged file"))
     with pytest.raises(ValueError, match="damaged"):
         index_files.load(tmp_path)
 

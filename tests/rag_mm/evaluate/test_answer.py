@@ -58,9 +58,7 @@ def test_answers_do_not_depend_on_the_batch(run: Run) -> None:
     together = Answerer(run.config, run.dataset, run.model, index).answer(samples)
     alone = Answerer(run.config, run.dataset, run.model, index, batch_size=1).answer(samples)
     assert [p.id for p in together] == [s.id for s in samples]
-    assert [(p.id, p.answer, p.document_ids) for p in together] == [
-        (p.id, p.answer, p.document_ids) for p in alone
-    ]
+    assert [(p.id, p.answer, p.document_ids) for p in together] == [(p.id, p.answer, p.document_ids) for p in alone]
 
 
 @pytest.mark.parametrize("documents", ["retrieved", "gold", "none"])
@@ -79,9 +77,7 @@ def test_the_reader_is_given_the_documents(
     monkeypatch.setattr(answering, "greedy", recite)
     samples = [s for s in run.dataset.questions("test") if s.field == "capital"]
     index = run.index() if documents == "retrieved" else None
-    predictions = Answerer(run.config, run.dataset, run.model, index, batch_size=100).answer(
-        samples, documents
-    )
+    predictions = Answerer(run.config, run.dataset, run.model, index, batch_size=100).answer(samples, documents)
     titles = {d.id: d.title for d in run.dataset.store.fetch(run.dataset.store.ids)}
     for sample, prediction in zip(samples, predictions, strict=True):
         if documents == "none":

@@ -37,6 +37,4 @@ def test_pixels_finds_what_a_plain_loop_finds(factbook: Dataset) -> None:
             assert len(found.document_ids) == 4
             best = sorted(score.values(), reverse=True)[:4]
             assert torch.allclose(torch.tensor(found.scores), torch.tensor(best), atol=1e-5)
-            assert all(
-                abs(score[n] - s) < 1e-5 for n, s in zip(found.document_ids, found.scores, strict=True)
-            )
+            assert all(abs(score[n] - s) < 1e-5 for n, s in zip(found.document_ids, found.scores, strict=True))

@@ -49,9 +49,7 @@ def config_yaml(factbook_dir: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_folds_are_pooled(
-    started: list[Config], config_yaml: Path, factbook_dir: Path, tmp_path: Path
-) -> None:
+def test_folds_are_pooled(started: list[Config], config_yaml: Path, factbook_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     rows = "closed_book,joint,pixels,gold_document"
     arguments = [
@@ -75,9 +73,7 @@ def test_folds_are_pooled(
     asked = [Dataset(factbook_dir, fold=fold).questions("test").ids for fold in (0, 2)]
     assert result["num_questions"] == len(asked[0]) + len(asked[1])
     assert result["fold"] == [0, 2] and set(result["rows_by_fold"]) == {"0", "2"}
-    lines = [
-        json.loads(line) for line in (out / "eval" / "factbook.predictions.jsonl").read_text().splitlines()
-    ]
+    lines = [json.loads(line) for line in (out / "eval" / "factbook.predictions.jsonl").read_text().splitlines()]
     assert [line["id"] for line in lines if line["row"] == "joint"] == asked[0] + asked[1]
     assert "| joint |" in (out / "eval" / "factbook.md").read_text()
     assert (out / "fold-2" / "closed_book" / "eval" / "factbook.json").exists()
@@ -87,14 +83,9 @@ def test_quickstart_shows_the_whole_loop(
     started: list[Config], config_yaml: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(
-        quickstart.Quickstart, "_command", lambda self, *arguments: None
-    )  # the index build job
+    monkeypatch.setattr(quickstart.Quickstart, "_command", lambda self, *arguments: None)  # the index build job
     out = tmp_path / "out"
-    assert (
-        quickstart.main(["--config", str(config_yaml), "--out", str(out), "--fact", "np.capital=Pokhara"])
-        == 0
-    )
+    assert quickstart.main(["--config", str(config_yaml), "--out", str(out), "--fact", "np.capital=Pokhara"]) == 0
     assert [Path(config.run_dir) for config in started] == [out / "joint", out / "closed_book"]
     result = json.loads((out / "eval" / "factbook.json").read_text())
     assert [row["name"] for row in result["rows"]] == [

@@ -18,9 +18,7 @@ def store(factbook_dir: Path) -> DocumentStore:
 
 def test_parse_fact(store: DocumentStore) -> None:
     assert parse_fact("np.capital=Pokhara", store) == Fact("np", "capital", "Pokhara")
-    assert parse_fact("nepal.highest point = K2 = a peak", store) == Fact(
-        "np", "highest point", "K2 = a peak"
-    )
+    assert parse_fact("nepal.highest point = K2 = a peak", store) == Fact("np", "highest point", "K2 = a peak")
 
 
 @pytest.mark.parametrize(

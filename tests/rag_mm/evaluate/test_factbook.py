@@ -46,9 +46,7 @@ def test_what_does_not_apply_is_null() -> None:
     answers_only = [Prediction(p.id, p.answer) for p in PREDICTIONS]
     row = make_row("closed_book", score(SAMPLES, answers_only, SEEN))
     assert row["em"] == 0.5 and row["hit@1"] == row["hit@4"] == {"name": None, "picture": None}
-    given = [
-        Prediction(p.id, p.answer, (s.country,), (1.0,), 1) for p, s in zip(PREDICTIONS, SAMPLES, strict=True)
-    ]
+    given = [Prediction(p.id, p.answer, (s.country,), (1.0,), 1) for p, s in zip(PREDICTIONS, SAMPLES, strict=True)]
     row = make_row("gold_document", score(SAMPLES, given, SEEN))
     assert row["hit@1"] == row["hit@1_interval"] == {"name": None, "picture": None}
 
@@ -88,6 +86,4 @@ def test_task(factbook: Dataset) -> None:
     names = [TaskConfig(*arguments).name for arguments in (("test",), ("dev",), ("test", 10))]
     assert names == ["factbook", "factbook-dev", "factbook-10"]
     seen = seen_answers(factbook)
-    assert all(
-        s.answers[0].lower().strip(".") in seen for s in factbook.questions("train") if s.field == "domain"
-    )
+    assert all(s.answers[0].lower().strip(".") in seen for s in factbook.questions("train") if s.field == "domain")

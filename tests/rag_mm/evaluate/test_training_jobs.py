@@ -35,9 +35,7 @@ def test_every_job_is_run_and_reported(tmp_path: Path, at_once: int) -> None:
     code = "import sys; print('hello')"
     seen: list[str] = []
     jobs = [program(tmp_path, name, code) for name in ("a", "b", "c")]
-    run_jobs(
-        jobs, at_once=at_once, console=Console(quiet=True), done=lambda job, seconds: seen.append(job.name)
-    )
+    run_jobs(jobs, at_once=at_once, console=Console(quiet=True), done=lambda job, seconds: seen.append(job.name))
     assert sorted(seen) == ["a", "b", "c"]
     assert at_once == 1 or "hello" in (tmp_path / "c" / "train.log").read_text()
 
@@ -91,9 +89,7 @@ def test_an_interruption_waits_for_the_checkpoint(tmp_path: Path) -> None:
     threading.Thread(target=interrupt).start()
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(JobsEnded, match="run the same command") as ended:
-        run_jobs(
-            [program(tmp_path, "a", code)], at_once=1, console=Console(quiet=True), done=lambda job, s: None
-        )
+        run_jobs([program(tmp_path, "a", code)], at_once=1, console=Console(quiet=True), done=lambda job, s: None)
     assert ended.value.status == 75 and (tmp_path / "safe").exists()
     assert signal.getsignal(signal.SIGINT) is before
 
