@@ -33,7 +33,7 @@ class ObjectivesConfig:
     """
 
     generation: float = 1.0
-    pdist: float = 0.0
+    pdist: float = 0.5
     pdist_score_temperature: float = 0.1
     pdist_target_temperature: float = 0.5
     emdr2: float = 0.0

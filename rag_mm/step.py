@@ -253,6 +253,8 @@ class JointStep:
         )
         weight = torch.tensor([s.weight for s in samples])
         batch |= self.collator.answers(training_answers(samples, renaming), weight)
+        if prepared.step - train.retriever_steps < train.distill_after:
+            batch["sample_weight"] = torch.zeros_like(weight)  # weighs the distillation objectives only
         batch["sample_id"] = torch.tensor([keyed.seed_of(s.id) % 2**62 for s in samples])
         return batch
 

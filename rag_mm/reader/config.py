@@ -22,10 +22,10 @@ class ReaderConfig:
     """
 
     width: int = 64
-    heads: int = 4
+    heads: int = 2
     encoder_layers: int = 2
     decoder_layers: int = 2
-    ffn_width: int = 192
+    ffn_width: int = 128
     patch: int = 8
     dropout: float = 0.0
     score_prior: bool = True
