@@ -159,14 +159,15 @@ class JointStep:
             prepared.drift = (now - searched).abs().mean().item()
         return prepared
 
-    def example(self) -> Prepared:
-        """The first batch with arbitrary documents in place of retrieved ones: what tracing needs."""
+    def example_inputs(self) -> dict[str, Tensor]:
+        """The reader's first batch with arbitrary documents in place of retrieved ones: what is traced."""
         samples, pairs = self.samples(0)
         asked, k = sorted(self.asked), self.config.retriever.k
         ids: list[list[str]] = [[] for _ in samples]
         if self.config.train.documents != "none":
             ids = [[asked[(i * k + j) % len(asked)] for j in range(k)] for i in range(len(samples))]
-        return self._assemble(0, samples, pairs, self._queries(samples, pairs, 0), ids, reads=True)
+        prepared = self._assemble(0, samples, pairs, self._queries(samples, pairs, 0), ids, reads=True)
+        return self.reader_inputs(prepared, prepared.query_embedding, prepared.document_embedding)
 
     def probe(self, step: int) -> Tensor:
         """Embeddings (B, E) of the questions of a step: what old and new index versions are compared on."""

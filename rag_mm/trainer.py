@@ -74,7 +74,7 @@ class Trainer:
                 self.mesh.broadcast((self.run_dir / "plan.json").read_text() if self.mesh.is_first else None)
             )
         else:
-            batch = example_batch(self.config, self.dataset, self.joint)
+            batch = self.joint.example_inputs()
             share = replica_share(batch, self.config.train.batch_size, 0, self.mesh.num_replicas)
             plan = make_plan(self.config, self.model.reader, share, self.mesh)
             if self.mesh.is_first:
@@ -242,12 +242,6 @@ class Trainer:
                 )
         if self.skipped:
             self.console.print(f"{self.skipped} steps were skipped because a gradient was not finite", highlight=False)
-
-
-def example_batch(config: Config, dataset: Dataset, joint: JointStep) -> dict[str, torch.Tensor]:
-    """A global batch like those that the reader will see, of country documents, without search: for tracing."""
-    prepared = joint.example()
-    return joint.reader_inputs(prepared, prepared.query_embedding, prepared.document_embedding)
 
 
 def _check_same_run(config: Config, dataset: Dataset, state: dict[str, Any]) -> None:

@@ -33,7 +33,9 @@ def config(directory: Path, *, stages: int = 1, replicas: int = 1, **train: Any)
         retriever=RetrieverConfig(k=3, learned_text=True),
         reader=ReaderConfig(width=16, heads=2, ffn_width=24, encoder_layers=1, decoder_layers=2, dropout=0.2),
         objectives=ObjectivesConfig(pdist=0.7, emdr2=0.3, contrastive=0.5),
-        train=TrainConfig(**{"steps": 4, "retriever_steps": 0, "batch_size": 8, "pair_batch_size": 6, **train}),
+        train=TrainConfig(
+            **{"steps": 4, "retriever_steps": 0, "distill_after": 0, "batch_size": 8, "pair_batch_size": 6, **train}
+        ),
         parallel=ParallelConfig(
             pipeline_stages=stages, data_replicas=replicas, num_microbatches=4 if stages > 2 else 2
         ),
