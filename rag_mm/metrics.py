@@ -114,4 +114,5 @@ class LiveLine:
         self._bar.update(self._task, completed=record["step"], live="  ".join(parts))
         if not self.console.is_terminal and time.monotonic() - self._said > 10:
             self._said = time.monotonic()
-            self.console.print(f"{self.title}  step {record['step']}/{self.steps}  " + "  ".join(parts))
+            line = f"{self.title}  step {record['step']}/{self.steps}  " + "  ".join(parts)
+            self.console.print(line, highlight=False, soft_wrap=True)

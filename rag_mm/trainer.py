@@ -93,10 +93,13 @@ class Trainer:
             )  # fmt: skip
         return bool(self.mesh.broadcast(fits))
 
+    def _say(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+
     def _say_plan(self, plan: Plan) -> None:
         for i, stage in enumerate(plan.stages):
             times = f"forward {stage.forward_s * 1e3:.1f} ms, backward {stage.backward_s * 1e3:.1f} ms a micro-batch"
-            self.console.print(f"stage {i}: {stage.blocks[0]} .. {stage.blocks[-1]} ({times})", highlight=False)
+            self._say(f"stage {i}: {stage.blocks[0]} .. {stage.blocks[-1]} ({times})")
 
     def resume(self) -> None:
         """Take up the newest checkpoint, if there is one."""
@@ -109,7 +112,7 @@ class Trainer:
         self.step, self.skipped = state["step"], state["skipped_steps"]
         if state["index_version"] is not None:
             self.memory.load(state["index_version"], staleness=state["staleness"])
-        self.console.print(f"resumed from step {self.step} of {self.run_dir}", highlight=False)
+        self._say(f"resumed from step {self.step} of {self.run_dir}")
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """What this rank reads and writes of a checkpoint, by global name."""
@@ -155,9 +158,7 @@ class Trainer:
                     self.save()
                     saved = self.step
                 if stop:
-                    self.console.print(
-                        f"interrupted; step {saved} is safe, run the same command to go on", highlight=False
-                    )
+                    self._say(f"interrupted; step {saved} is safe, run the same command to go on", highlight=False)
                     return launch.EXIT_INTERRUPTED
         self._say_end()
         return 0
@@ -222,7 +223,7 @@ class Trainer:
     def _prove(self, prepared: Prepared, *, train_retriever: bool) -> None:
         started = time.perf_counter()
         line = prove(self.config, self.joint, prepared, self.pipeline, train_retriever=train_retriever)
-        self.console.print(f"{line} ({time.perf_counter() - started:.1f} s)", highlight=False)
+        self._say(f"{line} ({time.perf_counter() - started:.1f} s)")
         self.proved = True
         self.pipeline.release_other_stages()
 
@@ -234,14 +235,12 @@ class Trainer:
                     "documents": "max_document_tokens",
                     "answers": "max_answer_tokens",
                 }
-                self.console.print(f"{count} {what} were truncated (data.{limit[what]})", highlight=False)
+                self._say(f"{count} {what} were truncated (data.{limit[what]})")
         for view in (self.joint.questions, self.joint.pairs):
             for reason, count in view.bad_samples.items():
-                self.console.print(
-                    f"{view.name}: {count} samples kept their place with weight 0 ({reason})", highlight=False
-                )
+                self._say(f"{view.name}: {count} samples kept their place with weight 0 ({reason})", highlight=False)
         if self.skipped:
-            self.console.print(f"{self.skipped} steps were skipped because a gradient was not finite", highlight=False)
+            self._say(f"{self.skipped} steps were skipped because a gradient was not finite")
 
 
 def _check_same_run(config: Config, dataset: Dataset, state: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ weights) of a run's configuration.
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -165,6 +166,8 @@ def main(argv: Sequence[str]) -> int:
         description="Embed the documents of a store and publish them as a new index version.",
         sections=("data", "retriever", "index", "train.seed"),
     )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        fail("python -m retriever.build runs on one process for now; start it without torchrun")
     torch.set_num_threads(1)
     try:
         dataset = Dataset(config.data.dir, fold=config.data.fold)

@@ -1,7 +1,7 @@
 """Greedy decoding with the reader's own blocks, on one process.
 
-The context is encoded once; the decoder then runs over the growing answer. Answers are a line long, so the
-prefix is decoded anew for each token instead of keeping caches.
+The context is encoded, and its keys and values projected, once; the decoder then runs over the growing answer.
+Answers are a line long, so the prefix itself is decoded anew for each token.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ def greedy(program: BlockProgram, context: dict[str, Tensor], *, bos: int, end: 
     fused, mask = fuse(encoded, rows), fuse(context["context_mask"], rows)
     token = fuse(context["context_token"], rows)
     prior = head.prior(head.scores(context["query_embedding"], context["document_embedding"]), length)
+    contexts = [layer.cross_attention.project(fused) for layer in decoder]
+    keys = head.pointer.keys(fused)
     answer = torch.full((rows, 1), bos, dtype=torch.int64)
     done = torch.zeros(rows, dtype=torch.bool)
     for _ in range(max_tokens):
         h = tokens.tokens(answer)
-        for layer in decoder:
-            h = layer.stream(h, fused, mask, dropout=False)
-        gate, vocabulary, pointer = head.pointer.parts(h, fused, mask, token, answer, prior)
-        last = head.pointer.distribution((gate[:, -1:], vocabulary[:, -1:], pointer[:, -1:]), token)[:, -1]
+        for layer, context_kv in zip(decoder, contexts, strict=True):
+            h = layer.stream(h, context_kv, mask, dropout=False)
+        parts = head.pointer.parts(h[:, -1:], keys, mask, token, answer, prior)
+        last = head.pointer.distribution(parts, token)[:, -1]
         following = torch.where(done, end, last.argmax(-1))
         answer = torch.cat([answer, following.unsqueeze(1)], dim=1)
         done |= following == end

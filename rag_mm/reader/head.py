@@ -59,7 +59,7 @@ class LossHead(nn.Module):
         token_BJ = fuse(token_PL, rows)
         parts = self.pointer.parts(
             answer_BTD,
-            fuse(context_PLD, rows),
+            self.pointer.keys(fuse(context_PLD, rows)),
             fuse(mask_PL, rows),
             token_BJ,
             answer_in_BT,
@@ -96,7 +96,8 @@ class LossHead(nn.Module):
         answer_in_PT, target_PT, is_target_PT = (
             t.repeat_interleave(k, dim=0) for t in (answer_in_BT, target_BT, is_target_BT)
         )
-        parts = self.pointer.parts(alone_PTD, context_PLD, mask_PL, token_PL, answer_in_PT, None)
+        keys = self.pointer.keys(context_PLD)
+        parts = self.pointer.parts(alone_PTD, keys, mask_PL, token_PL, answer_in_PT, None)
         log_p_PT = self.pointer.log_likelihood(parts, token_PL, target_PT) * is_target_PT
         total = log_p_PT.sum(1)
         mean = total / is_target_PT.sum(1).clamp(min=1)

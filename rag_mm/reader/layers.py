@@ -37,14 +37,20 @@ class Attention(nn.Module):
         self.key_value = nn.Linear(config.width, 2 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x_NTD: Tensor, context_NLD: Tensor, mask_NTL: Tensor | None, *, causal: bool = False) -> Tensor:
-        split = (self.heads, -1)
-        q = self.query(x_NTD).unflatten(-1, split).transpose(1, 2)
-        k, v = (t.unflatten(-1, split).transpose(1, 2) for t in self.key_value(context_NLD).chunk(2, dim=-1))
+    def project(self, context_NLD: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (N, H, L, W) of a context: what a decoder can keep between tokens."""
+        k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.key_value(context_NLD).chunk(2, dim=-1))
+        return (rotate(k), v) if self.rotary else (k, v)
+
+    def forward(
+        self, x_NTD: Tensor, context: tuple[Tensor, Tensor], mask_NTL: Tensor | None, *, causal: bool = False
+    ) -> Tensor:
+        """Attend from x to a projected context."""
+        q = self.query(x_NTD).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         if self.rotary:
-            q, k = rotate(q), rotate(k)
+            q = rotate(q)
         mask = None if mask_NTL is None else mask_NTL.unsqueeze(1)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        y = F.scaled_dot_product_attention(q, *context, attn_mask=mask, is_causal=causal)
         return self.out(y.transpose(1, 2).flatten(2))
 
 
@@ -68,7 +74,7 @@ class EncoderLayer(nn.Module):
 
     def forward(self, context_PLD: Tensor, mask_PL: Tensor) -> Tensor:
         h = self.norm1(context_PLD)
-        x = context_PLD + self.attention(h, h, mask_PL.unsqueeze(1))
+        x = context_PLD + self.attention(h, self.attention.project(h), mask_PL.unsqueeze(1))
         return x + self.ffn(self.norm2(x))
 
 
@@ -89,23 +95,25 @@ class DecoderLayer(nn.Module):
         self.ffn = FeedForward(config)
         self.dropout = KeyedDropout(config.dropout)
 
-    def stream(self, x_NTD: Tensor, context_NLD: Tensor, mask_NL: Tensor, *, dropout: bool) -> Tensor:
-        """The layer on one stream of N rows."""
+    def stream(self, x_NTD: Tensor, context: tuple[Tensor, Tensor], mask_NL: Tensor, *, dropout: bool) -> Tensor:
+        """The layer on one stream of N rows, over a context that ``cross_attention`` has projected."""
         drop: nn.Module = self.dropout if dropout else nn.Identity()
         h = self.norm1(x_NTD)
-        x = x_NTD + drop(self.self_attention(h, h, None, causal=True))
-        x = x + drop(self.cross_attention(self.norm2(x), context_NLD, mask_NL.unsqueeze(1)))
+        x = x_NTD + drop(self.self_attention(h, self.self_attention.project(h), None, causal=True))
+        x = x + drop(self.cross_attention(self.norm2(x), context, mask_NL.unsqueeze(1)))
         return x + drop(self.ffn(self.norm3(x)))
 
     def forward(
         self, context_PLD: Tensor, mask_PL: Tensor, answer_BTD: Tensor, alone_PTD: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         rows = answer_BTD.shape[0]
-        answer = self.stream(answer_BTD, fuse(context_PLD, rows), fuse(mask_PL, rows), dropout=True)
+        fused = self.cross_attention.project(fuse(context_PLD, rows))
+        answer = self.stream(answer_BTD, fused, fuse(mask_PL, rows), dropout=True)
         if alone_PTD is None:
             return (answer,)
         with torch.no_grad():
-            return answer, self.stream(alone_PTD, context_PLD, mask_PL, dropout=False)
+            alone = self.cross_attention.project(context_PLD)
+            return answer, self.stream(alone_PTD, alone, mask_PL, dropout=False)
 
 
 def fuse(pairs: Tensor, num_samples: int) -> Tensor:

@@ -6,7 +6,7 @@ every token by which the answer so far matches what stands before the position (
 goes on), plus, if asked, the retriever's log-probability of the document that the position belongs to.
 The latter makes retrieval scores part of the generation loss, as REVEAL's attentive fusion does (2212.05221).
 
-Shapes: N rows, T answer tokens, J context positions of a row (k*L fused, L for one document alone),
+Shapes: N rows, T (or S) answer tokens, J context positions of a row (k*L fused, L for one document alone),
 V vocabulary, D width.
 """
 
@@ -35,23 +35,32 @@ class PointerHead(nn.Module):
         self.gate = nn.Linear(config.width, 1)
         self.match = nn.Parameter(torch.ones(MATCH_LENGTHS))
 
+    def keys(self, context_NJD: Tensor) -> Tensor:
+        """What queries are compared with (N, J, D); a decoder can keep it between tokens."""
+        return self.key(self.context_norm(context_NJD))
+
     def parts(
         self,
         answer_NTD: Tensor,
-        context_NJD: Tensor,
+        key_NJD: Tensor,
         mask_NJ: Tensor,
         token_NJ: Tensor,
-        answer_in_NT: Tensor,
+        answer_in_NS: Tensor,
         prior_NJ: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log gate (N, T, 2: vocabulary, pointer), log vocabulary (N, T, V) and log pointer (N, T, J)."""
+        """Log gate (N, T, 2: vocabulary, pointer), log vocabulary (N, T, V) and log pointer (N, T, J).
+
+        Args:
+            answer_in_NS: the answer so far, of which the last T <= S positions are asked for.
+        """
         h = self.norm(answer_NTD)
+        asked, width = h.shape[1], h.shape[2]
         gate = self.gate(h)
         log_gate = torch.cat([F.logsigmoid(gate), F.logsigmoid(-gate)], dim=-1)
-        width = h.shape[-1]
         log_vocabulary = (self.vocabulary(h) @ self.tokens.token.weight.T * width**-0.5).log_softmax(-1)
-        scores = self.query(h) @ self.key(self.context_norm(context_NJD)).transpose(1, 2) * width**-0.5
-        scores = scores + self._match_bonus(token_NJ, answer_in_NT)
+        scores = self.query(h) @ key_NJD.transpose(1, 2) * width**-0.5
+        recent = answer_in_NS[:, -(asked + MATCH_LENGTHS - 1) :]
+        scores = scores + self._match_bonus(token_NJ, recent)[:, -asked:]
         if prior_NJ is not None:
             scores = scores + prior_NJ.unsqueeze(1)
         log_pointer = scores.masked_fill(~mask_NJ.unsqueeze(1), -1e9).log_softmax(-1)

@@ -25,10 +25,10 @@ def inputs() -> dict[str, torch.Tensor]:
     mask[1, 6:] = False
     return {
         "answer_NTD": torch.randn(2, 4, WIDTH, generator=g, dtype=torch.float64),
-        "context_NJD": torch.randn(2, 9, WIDTH, generator=g, dtype=torch.float64),
+        "key_NJD": torch.randn(2, 9, WIDTH, generator=g, dtype=torch.float64),
         "mask_NJ": mask,
         "token_NJ": token,
-        "answer_in_NT": torch.randint(1, VOCABULARY, (2, 4), generator=g),
+        "answer_in_NS": torch.randint(1, VOCABULARY, (2, 4), generator=g),
         "prior_NJ": torch.randn(2, 9, generator=g, dtype=torch.float64),
     }
 
@@ -49,7 +49,7 @@ def test_masked_positions_are_never_copied(head, inputs):
 
 
 def test_match_bonus_against_a_loop(head, inputs):
-    token, answer = inputs["token_NJ"], inputs["answer_in_NT"]
+    token, answer = inputs["token_NJ"], inputs["answer_in_NS"]
     answer[0, 1:4] = token[0, 2:5]  # a copy that has begun
     bonus = head._match_bonus(token, answer)
     for n in range(2):
@@ -69,3 +69,11 @@ def test_prior_moves_weight_between_documents(head, inputs):
     prior[:, :3] = 5.0
     tilted = head.parts(**{**inputs, "prior_NJ": prior})[2].exp()
     assert (tilted[:, :, :3].sum(-1) > flat[:, :, :3].sum(-1)).all()
+
+
+def test_the_last_position_alone_is_what_it_is_among_all(head, inputs):
+    inputs["answer_in_NS"][0] = inputs["token_NJ"][0, 1:5]  # so that matches of every length count
+    whole = head.parts(**inputs)
+    last = head.parts(**{**inputs, "answer_NTD": inputs["answer_NTD"][:, -1:]})
+    for a, b in zip(whole, last, strict=True):
+        torch.testing.assert_close(a[:, -1:], b)
