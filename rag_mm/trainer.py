@@ -158,7 +158,7 @@ class Trainer:
                     self.save()
                     saved = self.step
                 if stop:
-                    self._say(f"interrupted; step {saved} is safe, run the same command to go on", highlight=False)
+                    self._say(f"interrupted; step {saved} is safe, run the same command to go on")
                     return launch.EXIT_INTERRUPTED
         self._say_end()
         return 0
@@ -238,7 +238,7 @@ class Trainer:
                 self._say(f"{count} {what} were truncated (data.{limit[what]})")
         for view in (self.joint.questions, self.joint.pairs):
             for reason, count in view.bad_samples.items():
-                self._say(f"{view.name}: {count} samples kept their place with weight 0 ({reason})", highlight=False)
+                self._say(f"{view.name}: {count} samples kept their place with weight 0 ({reason})")
         if self.skipped:
             self._say(f"{self.skipped} steps were skipped because a gradient was not finite")
 
