@@ -17,14 +17,17 @@ from rag_mm.reader.config import ReaderConfig
 
 
 def rotate(x_NHLW: Tensor) -> Tensor:
-    """Rotary position embedding of positions 0..L-1 (Su et al., 2104.09864), frequencies 100^(-i/W)."""
+    """Rotary position embedding of positions 0..L-1 (Su et al., 2104.09864), frequencies 100^(-2i/W).
+
+    Neighbouring pairs of coordinates are one complex number each, turned by one multiplication: on a CPU
+    four times less to read and write than with sines and cosines apart.
+    """
     length, width = x_NHLW.shape[2], x_NHLW.shape[3]
-    half = width // 2
-    frequency = 100.0 ** (-torch.arange(half, device=x_NHLW.device, dtype=x_NHLW.dtype) / half)
+    frequency = 100.0 ** (-torch.arange(0, width, 2, device=x_NHLW.device, dtype=x_NHLW.dtype) / width)
     angle_LW = torch.arange(length, device=x_NHLW.device, dtype=x_NHLW.dtype)[:, None] * frequency
-    cos, sin = angle_LW.cos(), angle_LW.sin()
-    a, b = x_NHLW[..., :half], x_NHLW[..., half:]
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+    turn_LW = torch.polar(torch.ones_like(angle_LW), angle_LW)
+    pairs = torch.view_as_complex(x_NHLW.contiguous().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turn_LW).flatten(-2)
 
 
 class Attention(nn.Module):
@@ -68,7 +71,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: ReaderConfig) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.RMSNorm(config.width), nn.RMSNorm(config.width)
+        self.norm1, self.norm2 = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
         self.attention = Attention(config, rotary=True)
         self.ffn = FeedForward(config)
 
@@ -89,7 +92,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ReaderConfig) -> None:
         super().__init__()
-        self.norm1, self.norm2, self.norm3 = (nn.RMSNorm(config.width) for _ in range(3))
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(config.width) for _ in range(3))
         self.self_attention = Attention(config, rotary=True)
         self.cross_attention = Attention(config, rotary=False)
         self.ffn = FeedForward(config)
