@@ -20,6 +20,7 @@ class TrainConfig:
         steps: steps in all, those of the retriever alone included.
         retriever_steps: first steps, in which only the contrastive objective runs and no reader.
         batch_size: questions in a global batch.
+        retriever_batch_size: questions in a global batch while the retriever trains alone.
         pair_batch_size: image-text pairs in a global batch, for the contrastive objective.
         pairs: which pairs are used: all of the training split, or only those of documents that no question
             asks about (what one has who knows answers but not documents).
@@ -42,12 +43,13 @@ class TrainConfig:
     steps: int = 1100
     retriever_steps: int = 500
     batch_size: int = 32
+    retriever_batch_size: int = 64
     pair_batch_size: int = 96
     pairs: Literal["all", "unasked"] = "all"
     documents: Literal["retrieved", "gold", "none"] = "retrieved"
     learning_rate: float = 3e-3
     retriever_learning_rate: float = 1e-3
-    joint_retriever_scale: float = 0.5
+    joint_retriever_scale: float = 1.0
     distill_after: int = 150
     warmup_steps: int = 30
     weight_decay: float = 0.05
@@ -58,7 +60,7 @@ class TrainConfig:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "threads"):
+        for name in ("steps", "batch_size", "retriever_batch_size", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name} is {getattr(self, name)}; it must be at least 1")
         for name in (

@@ -127,7 +127,11 @@ class JointStep:
         """The questions and pairs of global batch ``step``: a pure function of data, seed and step."""
         train, objective = self.config.train, self.config.objectives
         wanted = objective.contrastive > 0 and objective.contrastive_on != "questions"
-        chosen = self._batch(len(self.questions), "questions", train.batch_size, step)
+        chosen: list[int] = []
+        if self.reads(step):
+            chosen = self._batch(len(self.questions), "questions", train.batch_size, step - train.retriever_steps)
+        elif objective.contrastive_on != "pairs":  # else their labels are not looked at
+            chosen = self._batch(len(self.questions), "questions alone", train.retriever_batch_size, step)
         paired: list[Pair] = []
         if wanted and self.usable_pairs:
             picks = self._batch(len(self.usable_pairs), "pairs", train.pair_batch_size, step)
@@ -161,7 +165,7 @@ class JointStep:
 
     def example_inputs(self) -> dict[str, Tensor]:
         """The reader's first batch with arbitrary documents in place of retrieved ones: what is traced."""
-        samples, pairs = self.samples(0)
+        samples, pairs = self.samples(self.config.train.retriever_steps)
         asked, k = sorted(self.asked), self.config.retriever.k
         ids: list[list[str]] = [[] for _ in samples]
         if self.config.train.documents != "none":

@@ -188,7 +188,7 @@ class Trainer:
             "losses": outcome.losses,
             "grad_norm": norm,
             "lr": rate,
-            "samples_per_s": train.batch_size / (done - started),
+            "samples_per_s": prepared.query_embedding.shape[0] / (done - started),
             "hit_at_k": self.joint.hit_at_k(prepared),
             "token_accuracy": outcome.accuracy,
             "score_entropy": outcome.score_entropy,
