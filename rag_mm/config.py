@@ -17,8 +17,9 @@ class TrainConfig:
     """The course of training.
 
     Attributes:
-        steps: steps in all, those of the retriever alone included.
-        retriever_steps: first steps, in which only the contrastive objective runs and no reader.
+        steps: steps in all, those of the retriever alone included; rates decay to zero over them.
+        retriever_share: share of the steps, the first ones, in which only the contrastive objective runs and no
+            reader.
         batch_size: questions in a global batch.
         retriever_batch_size: questions in a global batch while the retriever trains alone.
         pair_batch_size: image-text pairs in a global batch, for the contrastive objective.
@@ -31,8 +32,8 @@ class TrainConfig:
         warmup_steps: steps over which a rate rises from 0, counted from where that part starts.
         weight_decay: of matrices; vectors and scalars have none.
         clip_norm: largest global gradient norm over stages, replicas and towers.
-        distill_after: steps of the reader before pdist and emdr2 count: a reader that cannot read yet finds
-            all documents equally good, and would teach the retriever so.
+        distill_share: share of the reader's steps, the first ones, in which pdist and emdr2 do not count yet: a
+            reader that cannot read finds all documents equally good, and would teach the retriever so.
         rename: share of facts consistently renamed in each step, so that the reader learns to read; the rest
             keep it used to what real facts look like (a nationality resembles its country's name).
         augment: strength of colour and shape changes of pictures (0: none).
@@ -41,7 +42,7 @@ class TrainConfig:
     """
 
     steps: int = 1100
-    retriever_steps: int = 500
+    retriever_share: float = 0.45
     batch_size: int = 32
     retriever_batch_size: int = 64
     pair_batch_size: int = 96
@@ -50,7 +51,7 @@ class TrainConfig:
     learning_rate: float = 3e-3
     retriever_learning_rate: float = 1e-3
     joint_retriever_scale: float = 1.0
-    distill_after: int = 150
+    distill_share: float = 0.3
     warmup_steps: int = 30
     weight_decay: float = 0.05
     clip_norm: float = 1.0
@@ -64,15 +65,27 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name} is {getattr(self, name)}; it must be at least 1")
         for name in (
-            "retriever_steps", "pair_batch_size", "learning_rate", "retriever_learning_rate", "joint_retriever_scale",
-            "distill_after", "warmup_steps", "weight_decay", "augment", "seed",
+            "pair_batch_size", "learning_rate", "retriever_learning_rate", "joint_retriever_scale",
+            "warmup_steps", "weight_decay", "augment", "seed",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"train.{name} is {getattr(self, name)}; it must be 0 or more")
-        if not 0 <= self.rename <= 1:
-            raise ValueError(f"train.rename is {self.rename}; it must be between 0 and 1")
+        for name in ("rename", "distill_share", "retriever_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"train.{name} is {getattr(self, name)}; it must be between 0 and 1")
         if self.clip_norm <= 0:
             raise ValueError(f"train.clip_norm is {self.clip_norm}; it must be above 0")
+
+    @property
+    def retriever_steps(self) -> int:
+        """Steps before the reader joins; it joins for the last step at least, unless the share is 1."""
+        steps = round(self.retriever_share * self.steps)
+        return min(steps, self.steps - 1) if self.retriever_share < 1 else self.steps
+
+    @property
+    def distill_after(self) -> int:
+        """Steps of the reader before pdist and emdr2 count."""
+        return round(self.distill_share * (self.steps - self.retriever_steps))
 
 
 @dataclass(frozen=True)
@@ -134,8 +147,8 @@ class Config:
             )
         if train.retriever_steps and self.objectives.contrastive == 0:
             raise ValueError(
-                f"train.retriever_steps is {train.retriever_steps}, but objectives.contrastive is 0, so these steps "
-                "would learn nothing; set one of the two"
+                f"train.retriever_share is {train.retriever_share}, but objectives.contrastive is 0, so those "
+                "steps would learn nothing; set one of the two"
             )
         if self.objectives.generation == 0 and train.steps > train.retriever_steps:
             raise ValueError("objectives.generation is 0; it must be above 0 once the reader trains")

@@ -26,11 +26,6 @@ def rates(config: TrainConfig, step: int) -> tuple[float, float]:
     return config.learning_rate * min(1.0, (since + 1) / warm) * decay, retriever * config.joint_retriever_scale * decay
 
 
-def trains_retriever(config: TrainConfig, step: int) -> bool:
-    """Whether the retriever's weights may move in this step."""
-    return step < config.retriever_steps or config.joint_retriever_scale > 0
-
-
 class Optimizer:
     """Clips, steps, and says when a step must be skipped; the same decision on every rank.
 

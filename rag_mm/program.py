@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from data.command_line import parse
@@ -37,6 +38,8 @@ def for_planning(config_path: str, overrides: list[str]) -> tuple[BlockProgram, 
         batch_size=config.index.batch_size, keep=config.index.keep_versions,
     )  # fmt: skip
     joint = JointStep(config, dataset, encoder=model.encoder, collator=model.collator, memory=memory, mesh=mesh)
-    batch = joint.example_inputs()
+    example = joint.example()
+    batch = joint.reader_inputs(example, example.query_embedding, example.document_embedding)
+    torch.set_num_threads(config.train.threads)
     share = replica_share(batch, config.train.batch_size, 0, config.parallel.data_replicas)
     return model.reader.train(), share, config.parallel

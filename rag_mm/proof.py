@@ -24,7 +24,7 @@ class ProofError(RuntimeError):
     """The layout's gradients are not those of one device."""
 
 
-def prove(config: Config, joint: JointStep, prepared: Prepared, pipeline: Pipeline, *, train_retriever: bool) -> str:
+def prove(config: Config, joint: JointStep, prepared: Prepared, pipeline: Pipeline) -> str:
     """Run the proof that ``parallel.verify`` names; gives one line for the log.
 
     Raises:
@@ -35,13 +35,13 @@ def prove(config: Config, joint: JointStep, prepared: Prepared, pipeline: Pipeli
         return "proof: off (parallel.verify)"
     if mode == "shrunk":
         pipeline = _shrunk(config, joint, pipeline)
-    actual = _gradients(joint, prepared, pipeline, train_retriever=train_retriever)
+    actual = _gradients(joint, prepared, pipeline)
     if mode == "staged":
         whole = Pipeline(
             pipeline.program, pipeline.plan, group=pipeline.group, num_microbatches=1, schedule="gpipe",
             timeout_s=config.parallel.timeout_s,
         )  # fmt: skip
-        right = _gradients(joint, prepared, whole, train_retriever=train_retriever)
+        right = _gradients(joint, prepared, whole)
     else:
         _, right = joint.reference(prepared, pipeline.program)
     report = gradient_report(right, actual, tolerance=tolerance)
@@ -58,16 +58,14 @@ def prove(config: Config, joint: JointStep, prepared: Prepared, pipeline: Pipeli
     return f"proof: {mode}, {count} gradients agree with one device, largest error {worst[0]:.1e} ({worst[1]})"
 
 
-def _gradients(
-    joint: JointStep, prepared: Prepared, pipeline: Pipeline, *, train_retriever: bool
-) -> dict[str, torch.Tensor]:
+def _gradients(joint: JointStep, prepared: Prepared, pipeline: Pipeline) -> dict[str, torch.Tensor]:
     """This rank's gradients by name; ``.grad`` is empty afterwards."""
     parameters = {f"reader.{n}": p for n, p in pipeline.parameters_here.items() if p.requires_grad}
-    if train_retriever:
+    if joint.trains_retriever(prepared.step):
         parameters |= {f"retriever.{n}": p for n, p in joint.encoder.named_parameters() if p.requires_grad}
     for parameter in parameters.values():
         parameter.grad = None
-    joint.gradients(prepared, pipeline, train_retriever=train_retriever)
+    joint.gradients(prepared, pipeline)
     grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in parameters.items()}
     for parameter in parameters.values():
         parameter.grad = None

@@ -94,9 +94,10 @@ class Outcome:
 class JointStep:
     """Computes gradients; changes no weights.
 
-    Args:
-        program: the reader, whole: `reference` runs it in one piece.
-        pipeline: the same reader over the stages.
+    Attributes:
+        asked: documents that training questions ask about (as a set; which question asks about which is not used).
+        usable_pairs: positions of the pairs that the contrastive objective may see.
+        values: values of each field over the asked documents, for renaming.
     """
 
     def __init__(
@@ -117,16 +118,30 @@ class JointStep:
         self.usable_pairs = [
             i for i, pair in enumerate(self.pairs) if config.train.pairs == "all" or not self.asked & set(pair.gold)
         ]
+        if config.objectives.contrastive > 0 and config.objectives.contrastive_on == "pairs" and not self.usable_pairs:
+            raise ValueError(
+                f"objectives.contrastive_on is 'pairs', but {config.data.dir} has no usable pair with train.pairs "
+                f"{config.train.pairs!r}; use other pairs or set objectives.contrastive and train.retriever_share to 0"
+            )
         self.values = field_values(document.fields for document in memory.fetch(asked))
 
     def reads(self, step: int) -> bool:
         """Whether the reader takes part in this step."""
         return step >= self.config.train.retriever_steps
 
+    def trains_retriever(self, step: int) -> bool:
+        """Whether the retriever's weights may move in this step; if not, nothing is computed for them."""
+        train = self.config.train
+        moves = step < train.retriever_steps or train.joint_retriever_scale > 0
+        return moves and not (self.reads(step) and train.documents == "none")
+
+    def _contrasts(self, step: int) -> bool:
+        return self.config.objectives.contrastive > 0 and self.trains_retriever(step)
+
     def samples(self, step: int) -> tuple[list[Sample], list[Pair]]:
         """The questions and pairs of global batch ``step``: a pure function of data, seed and step."""
         train, objective = self.config.train, self.config.objectives
-        wanted = objective.contrastive > 0 and objective.contrastive_on != "questions"
+        wanted = self._contrasts(step) and objective.contrastive_on != "questions"
         chosen: list[int] = []
         if self.reads(step):
             chosen = self._batch(len(self.questions), "questions", train.batch_size, step - train.retriever_steps)
@@ -157,21 +172,22 @@ class JointStep:
         retrieve_s = time.perf_counter() - started
         prepared = self._assemble(step, samples, pairs, queries, ids, reads=self.reads(step))
         prepared.retrieve_s = retrieve_s
+        if prepared.reader and step - self.config.train.retriever_steps < self.config.train.distill_after:
+            prepared.reader["sample_weight"] = torch.zeros(len(samples))  # weighs the distillation objectives only
         if searched.numel():
             read_BKE = prepared.document_embedding[prepared.read].view(*searched.shape, -1)
             now = torch.einsum("be,bke->bk", queries.embedding[: len(samples)], read_BKE)
             prepared.drift = (now - searched).abs().mean().item()
         return prepared
 
-    def example_inputs(self) -> dict[str, Tensor]:
-        """The reader's first batch with arbitrary documents in place of retrieved ones: what is traced."""
-        samples, pairs = self.samples(self.config.train.retriever_steps)
-        asked, k = sorted(self.asked), self.config.retriever.k
-        ids: list[list[str]] = [[] for _ in samples]
-        if self.config.train.documents != "none":
-            ids = [[asked[(i * k + j) % len(asked)] for j in range(k)] for i in range(len(samples))]
-        prepared = self._assemble(0, samples, pairs, self._queries(samples, pairs, 0), ids, reads=True)
-        return self.reader_inputs(prepared, prepared.query_embedding, prepared.document_embedding)
+    def example(self) -> Prepared:
+        """The reader's first batch with arbitrary documents in place of retrieved ones: to trace and to prove on."""
+        first = min(self.config.train.retriever_steps, self.config.train.steps - 1)
+        samples, pairs = self.samples(first)
+        asked, documents = sorted(self.asked), self.config.train.documents
+        k = {"retrieved": self.config.retriever.k, "gold": 1, "none": 0}[documents]
+        ids = [[asked[(i * k + j) % len(asked)] for j in range(k)] for i in range(len(samples))]
+        return self._assemble(first, samples, pairs, self._queries(samples, pairs, first), ids, reads=True)
 
     def probe(self, step: int) -> Tensor:
         """Embeddings (B, E) of the questions of a step: what old and new index versions are compared on."""
@@ -188,9 +204,9 @@ class JointStep:
         *,
         reads: bool,
     ) -> Prepared:
-        train, objective = self.config.train, self.config.objectives
+        train = self.config.train
         gold = [self._labels(sample) for sample in samples] + [list(pair.gold) for pair in pairs]
-        positives = {self._one_of(names, step) for names in gold if names} if objective.contrastive > 0 else set()
+        positives = {self._one_of(names, step) for names in gold if names} if self._contrasts(step) else set()
         unique = sorted(positives.union(*ids))
         documents = self.memory.fetch(unique)
         image, has_image = self.collator.images([d.image_png for d in documents])
@@ -258,8 +274,6 @@ class JointStep:
         )
         weight = torch.tensor([s.weight for s in samples])
         batch |= self.collator.answers(training_answers(samples, renaming), weight)
-        if prepared.step - train.retriever_steps < train.distill_after:
-            batch["sample_weight"] = torch.zeros_like(weight)  # weighs the distillation objectives only
         batch["sample_id"] = torch.tensor([keyed.seed_of(s.id) % 2**62 for s in samples])
         return batch
 
@@ -277,20 +291,21 @@ class JointStep:
         weight = prepared.contrastive_weight * self.config.objectives.contrastive
         return objectives.contrastive(query_QE, document_UE, prepared.positive, weight, self.encoder.scale()).sum()
 
-    def gradients(self, prepared: Prepared, pipeline: Pipeline | None, *, train_retriever: bool) -> Outcome:
+    def gradients(self, prepared: Prepared, pipeline: Pipeline | None) -> Outcome:
         """Phases 1 (loss), 2 and 3: leaves gradients in ``.grad``, summed over all ranks.
 
         Reader parameters of this rank's stage get the sum over replicas, the retriever's over all ranks.
         """
+        train_retriever = self.trains_retriever(prepared.step)
         query_QE = prepared.query_embedding.clone().requires_grad_(train_retriever)
         document_UE = prepared.document_embedding.clone().requires_grad_(train_retriever)
         losses: dict[str, float] = {}
         outcome = Outcome(losses)
         leaves = [query_QE, document_UE, self.encoder.log_scale]
-        if self.config.objectives.contrastive > 0:
+        if self._contrasts(prepared.step):
             loss = self.contrastive(prepared, query_QE, document_UE)
             losses["contrastive"] = loss.item()
-            if train_retriever and self.mesh.is_first:  # computed alike everywhere, counted once
+            if self.mesh.is_first:  # computed alike everywhere, counted once
                 loss.backward()
         if prepared.reader:
             assert pipeline is not None
@@ -340,9 +355,11 @@ class JointStep:
         """
         query_QE, document_UE = self.encoder(prepared.query), self.encoder(prepared.document)
         loss = torch.zeros(())
-        if self.config.objectives.contrastive > 0:
+        if self._contrasts(prepared.step):
             loss = loss + self.contrastive(prepared, query_QE, document_UE)
-        parameters = {f"retriever.{n}": p for n, p in self.encoder.named_parameters() if p.requires_grad}
+        parameters: dict[str, Tensor] = {}
+        if self.trains_retriever(prepared.step):
+            parameters = {f"retriever.{n}": p for n, p in self.encoder.named_parameters() if p.requires_grad}
         if prepared.reader:
             assert program is not None
             parameters |= {f"reader.{n}": p for n, p in program.named_parameters_global().items() if p.requires_grad}

@@ -27,12 +27,13 @@ from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
 from rag_mm.metrics import LiveLine, MetricsWriter, peak_memory_bytes
 from rag_mm.model import build_model
-from rag_mm.optimizer import Optimizer, trains_retriever
+from rag_mm.optimizer import Optimizer
 from rag_mm.planning import make_plan
 from rag_mm.proof import ProofError, prove
-from rag_mm.step import JointStep, Prepared, replica_share
+from rag_mm.step import JointStep, replica_share
 
-CHANGEABLE = ("steps", "threads")  # of the train section, between the parts of one run
+# What may differ between the parts of one run without changing its numbers.
+CHANGEABLE = ("data.dir", "index.dir", "index.checkpoint", "index.batch_size", "index.keep_versions", "train.threads")
 
 
 class Trainer:
@@ -44,6 +45,11 @@ class Trainer:
         self.mesh = Mesh(num_stages=config.parallel.pipeline_stages, num_replicas=config.parallel.data_replicas)
         self.console = Console(stderr=True, quiet=not self.mesh.is_first)
         self.dataset = Dataset(config.data.dir, fold=config.data.fold)
+        self.checkpoints = self.mesh.broadcast(checkpoint.list_steps(self.run_dir))
+        if self.checkpoints:
+            state = checkpoint.read_state(self.run_dir, self.checkpoints[-1])
+            for line in check_same_run(config, self.dataset, state):
+                self._say(line)
         self.model = build_model(config, self.dataset)
         self.memory = Memory(
             self.dataset.store, self.run_dir / "index", self.mesh, image_size=config.data.image_size,
@@ -58,40 +64,46 @@ class Trainer:
             mesh=self.mesh,
         )
         self.pipeline = self._make_pipeline()
+        self._prove()
+        self.pipeline.release_other_stages()
         self.optimizer = Optimizer(config.train, self.model.encoder, self.pipeline, self.mesh)
         self.step = 0
         self.skipped = 0
-        self.proved = False
 
     def _make_pipeline(self) -> Pipeline:
-        """Cut the reader by what it costs on the first batch that it will read."""
-        if self.mesh.is_first:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-        steps = checkpoint.list_steps(self.run_dir)
+        """Cut the reader by what a batch like those it will read costs, or as it was cut before."""
         self.model.reader.train()
-        if self._fits_saved_plan(steps):
-            plan = Plan.from_json(
-                self.mesh.broadcast((self.run_dir / "plan.json").read_text() if self.mesh.is_first else None)
-            )
-        else:
-            batch = self.joint.example_inputs()
+        plan = self._saved_plan()
+        if plan is None:
+            example = self.joint.example()
+            batch = self.joint.reader_inputs(example, example.query_embedding, example.document_embedding)
             share = replica_share(batch, self.config.train.batch_size, 0, self.mesh.num_replicas)
             plan = make_plan(self.config, self.model.reader, share, self.mesh)
-            if self.mesh.is_first:
-                (self.run_dir / "plan.json").write_text(plan.to_json())
+        if self.mesh.is_first:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            (self.run_dir / "config.yaml").write_text(dump(self.config))
+            (self.run_dir / "plan.json").write_text(plan.to_json())
         self._say_plan(plan)
         return Pipeline(self.model.reader, plan, group=self.mesh.pipeline, timeout_s=self.config.parallel.timeout_s)
 
-    def _fits_saved_plan(self, steps: Sequence[int]) -> bool:
-        """Whether a resumed run can keep its plan: cutting anew could change the last bits."""
+    def _saved_plan(self) -> Plan | None:
+        """The plan of the run that is resumed, if it is for this layout: cutting anew could change the last bits."""
         path, parallel = self.run_dir / "plan.json", self.config.parallel
-        fits = False
-        if self.mesh.is_first and steps and path.exists() and not parallel.plan:
+        saved = None
+        if self.mesh.is_first and self.checkpoints and path.exists() and not parallel.plan:
             plan = Plan.from_json(path.read_text())
-            fits = (plan.num_stages, plan.schedule, plan.num_microbatches) == (
+            if (plan.num_stages, plan.schedule, plan.num_microbatches) == (
                 parallel.pipeline_stages, parallel.schedule, parallel.num_microbatches
-            )  # fmt: skip
-        return bool(self.mesh.broadcast(fits))
+            ):  # fmt: skip
+                saved = path.read_text()
+        text = self.mesh.broadcast(saved)
+        return None if text is None else Plan.from_json(text)
+
+    def _prove(self) -> None:
+        """Before step 1 and with the untrained weights, which every rank still has whole."""
+        started = time.perf_counter()
+        line = prove(self.config, self.joint, self.joint.example(), self.pipeline)
+        self._say(f"{line} ({time.perf_counter() - started:.1f} s)")
 
     def _say(self, line: str) -> None:
         self.console.print(line, highlight=False, soft_wrap=True, markup=False)
@@ -103,12 +115,11 @@ class Trainer:
 
     def resume(self) -> None:
         """Take up the newest checkpoint, if there is one."""
-        steps = self.mesh.broadcast(checkpoint.list_steps(self.run_dir))
-        if not steps:
+        if not self.checkpoints:
             return
-        state = checkpoint.read_state(self.run_dir, steps[-1])
-        _check_same_run(self.config, self.dataset, state)
-        checkpoint.load(self.run_dir, steps[-1], self._tensors(), mesh=self.mesh)
+        newest = self.checkpoints[-1]
+        state = checkpoint.read_state(self.run_dir, newest)
+        checkpoint.load(self.run_dir, newest, self._tensors(), mesh=self.mesh)
         self.step, self.skipped = state["step"], state["skipped_steps"]
         if state["index_version"] is not None:
             self.memory.load(state["index_version"], staleness=state["staleness"])
@@ -130,6 +141,7 @@ class Trainer:
                 "skipped_steps": self.skipped,
                 "plan_hash": self.pipeline.plan.hash,
                 "data_fingerprint": self.dataset.fingerprint,
+                "store_edits": self.dataset.store.num_edits,
                 "config": dump(self.config),
             },
         )  # fmt: skip
@@ -155,6 +167,7 @@ class Trainer:
                 if stop or self.step == steps or (every and self.step % every == 0):
                     if writer is not None:
                         writer.sync()
+                    self.pipeline.check_ties()
                     self.save()
                     saved = self.step
                 if stop:
@@ -171,12 +184,9 @@ class Trainer:
             self._refresh(step)
         refreshed = time.perf_counter()
         prepared = self.joint.prepare(step)
-        train_retriever = trains_retriever(train, step) and not (reads and train.documents == "none")
-        if reads and not self.proved:
-            self._prove(prepared, train_retriever=train_retriever)
         fetched = time.perf_counter()
         self.optimizer.zero_grad()
-        outcome = self.joint.gradients(prepared, self.pipeline if reads else None, train_retriever=train_retriever)
+        outcome = self.joint.gradients(prepared, self.pipeline if reads else None)
         computed = time.perf_counter()
         norm, rate, taken = self.optimizer.step(step)
         self.skipped += not taken
@@ -212,20 +222,13 @@ class Trainer:
         due = self.memory.version is None or (every > 0 and since % every == 0)
         if not due or self.memory.version == step:
             return
-        if self.memory.version is not None and not trains_retriever(self.config.train, step):
+        if self.memory.version is not None and not self.joint.trains_retriever(step):
             return  # nothing has moved since
         named = {checkpoint.read_state(self.run_dir, s)["index_version"] for s in checkpoint.list_steps(self.run_dir)}
         probe = self.joint.probe(step)
         self.memory.refresh(
             self.model.encoder, step=step, probe_BE=probe, k=self.config.retriever.k, named=named - {None}
         )
-
-    def _prove(self, prepared: Prepared, *, train_retriever: bool) -> None:
-        started = time.perf_counter()
-        line = prove(self.config, self.joint, prepared, self.pipeline, train_retriever=train_retriever)
-        self._say(f"{line} ({time.perf_counter() - started:.1f} s)")
-        self.proved = True
-        self.pipeline.release_other_stages()
 
     def _say_end(self) -> None:
         for what, count in sorted(self.model.collator.truncated.items()):
@@ -243,20 +246,39 @@ class Trainer:
             self._say(f"{self.skipped} steps were skipped because a gradient was not finite")
 
 
-def _check_same_run(config: Config, dataset: Dataset, state: dict[str, Any]) -> None:
+def check_same_run(config: Config, dataset: Dataset, state: dict[str, Any]) -> list[str]:
+    """Whether this configuration may go on with a checkpoint; gives what has to be said about it.
+
+    Raises:
+        ValueError: names the first field whose change would make it another run.
+    """
     if state["data_fingerprint"] != dataset.fingerprint:
         raise ValueError(
             f"{config.run_dir} was trained on other data ({state['data_fingerprint'][:12]}) than {config.data.dir} "
             f"({dataset.fingerprint[:12]}); use another --run-dir"
         )
+    said = []
+    if state["store_edits"] != dataset.store.num_edits:
+        said.append(
+            f"the document store has {dataset.store.num_edits} edits, {state['store_edits']} when the checkpoint was "
+            "written: from here on the run reads other documents"
+        )
     old, new = yaml.safe_load(state["config"]), yaml.safe_load(dump(config))
-    for section in ("data", "retriever", "reader", "objectives", "train"):
+    for section in ("data", "retriever", "index", "reader", "objectives", "train"):
         for name, value in new[section].items():
-            if old[section].get(name) != value and name not in CHANGEABLE and name != "dir":
-                raise ValueError(
-                    f"{section}.{name} is {value!r}, but {config.run_dir} was started with {old[section].get(name)!r}; "
-                    "use the same value or another --run-dir"
+            before = old[section].get(name)
+            if before == value or f"{section}.{name}" in CHANGEABLE:
+                continue
+            if f"{section}.{name}" == "train.steps":
+                said.append(
+                    f"train.steps was {before} and is {value}: rates and phases depend on it, so they jump here"
                 )
+                continue
+            raise ValueError(
+                f"{section}.{name} is {value!r}, but {config.run_dir} was started with {before!r}; "
+                "use the same value or another --run-dir"
+            )
+    return said
 
 
 def main(argv: Sequence[str]) -> int:
@@ -276,8 +298,6 @@ def main(argv: Sequence[str]) -> int:
     launch.join(timeout_s=config.parallel.timeout_s, threads=config.train.threads)
     try:
         trainer = Trainer(config)
-        if trainer.mesh.is_first:
-            (trainer.run_dir / "config.yaml").write_text(dump(config))
         status = trainer.run()
     except (ValueError, FileNotFoundError) as error:
         fail(str(error))

@@ -44,7 +44,7 @@ def _closed_book(config: Config) -> Overrides:
         "train.documents": "none",
         "train.rename": 0.0,
         "train.steps": config.train.steps - config.train.retriever_steps,
-        "train.retriever_steps": 0,
+        "train.retriever_share": 0.0,
         "objectives.contrastive": 0.0,
         "objectives.pdist": 0.0,
         "objectives.emdr2": 0.0,

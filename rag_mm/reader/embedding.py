@@ -30,7 +30,7 @@ class Vision(nn.Module):
         self.patch = nn.Conv2d(3, config.width, config.patch, stride=config.patch)
         self.position = nn.Parameter(torch.randn((image_size // config.patch) ** 2, config.width) * 0.02)
         self.mlp = nn.Sequential(
-            nn.LayerNorm(config.width),
+            nn.LayerNorm(config.width, bias=False),
             nn.Linear(config.width, config.width),
             nn.GELU(),
             nn.Linear(config.width, config.width),

@@ -71,7 +71,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: ReaderConfig) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
+        self.norm1, self.norm2 = nn.LayerNorm(config.width, bias=False), nn.LayerNorm(config.width, bias=False)
         self.attention = Attention(config, rotary=True)
         self.ffn = FeedForward(config)
 
@@ -92,7 +92,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ReaderConfig) -> None:
         super().__init__()
-        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(config.width) for _ in range(3))
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(config.width, bias=False) for _ in range(3))
         self.self_attention = Attention(config, rotary=True)
         self.cross_attention = Attention(config, rotary=False)
         self.ffn = FeedForward(config)

@@ -28,7 +28,7 @@ class PointerHead(nn.Module):
     def __init__(self, config: ReaderConfig, tokens: TokenEmbedding) -> None:
         super().__init__()
         self.tokens = tokens
-        self.norm, self.context_norm = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
+        self.norm, self.context_norm = nn.LayerNorm(config.width, bias=False), nn.LayerNorm(config.width, bias=False)
         self.query = nn.Linear(config.width, config.width, bias=False)
         self.key = nn.Linear(config.width, config.width, bias=False)
         self.vocabulary = nn.Linear(config.width, config.width)

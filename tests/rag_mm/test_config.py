@@ -25,7 +25,7 @@ WRONG = [
     (lambda: Config(data=DataConfig(image_size=20)), r"reader\.patch is 8.*divide data\.image_size \(20\)"),
     (lambda: Config(train=TrainConfig(batch_size=30)), r"train\.batch_size is 30.*multiple of"),
     (lambda: Config(objectives=ObjectivesConfig(generation=0.0)), r"objectives\.generation is 0"),
-    (lambda: Config(objectives=ObjectivesConfig(contrastive=0.0)), r"train\.retriever_steps is 500"),
+    (lambda: Config(objectives=ObjectivesConfig(contrastive=0.0)), r"train\.retriever_share is 0\.45"),
 ]
 
 

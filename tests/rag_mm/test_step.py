@@ -34,7 +34,7 @@ def config(directory: Path, *, stages: int = 1, replicas: int = 1, **train: Any)
         reader=ReaderConfig(width=16, heads=2, ffn_width=24, encoder_layers=1, decoder_layers=2, dropout=0.2),
         objectives=ObjectivesConfig(pdist=0.7, emdr2=0.3, contrastive=0.5),
         train=TrainConfig(
-            **{"steps": 4, "retriever_steps": 0, "distill_after": 0, "batch_size": 8, "pair_batch_size": 6, **train}
+            **{"steps": 4, "retriever_share": 0.0, "distill_share": 0.0, "batch_size": 8, "pair_batch_size": 6, **train}
         ),
         parallel=ParallelConfig(
             pipeline_stages=stages, data_replicas=replicas, num_microbatches=4 if stages > 2 else 2
@@ -79,7 +79,7 @@ def gradient_errors(directory: Path, run_dir: Path, stages: int, replicas: int) 
     prepared = joint.prepare(1)
     in_float64(joint, pipeline, prepared)
     loss, right = joint.reference(prepared, pipeline.program)
-    outcome = joint.gradients(prepared, pipeline, train_retriever=True)
+    outcome = joint.gradients(prepared, pipeline)
     named = {f"reader.{n}": p for n, p in pipeline.parameters_here.items()}
     named |= {f"retriever.{n}": p for n, p in joint.encoder.named_parameters()}
     actual = {n: p.grad for n, p in named.items() if p.grad is not None}
@@ -124,7 +124,7 @@ def test_a_wrong_document_gradient_is_caught(factbook_dir: Path, tmp_path: Path)
         backward(p, query_grad, document_grad * counts.clamp(min=1).unsqueeze(1))
 
     joint._backward = once_a_reader  # type: ignore[method-assign]
-    joint.gradients(prepared, pipeline, train_retriever=True)
+    joint.gradients(prepared, pipeline)
     actual = {f"retriever.{n}": p.grad for n, p in joint.encoder.named_parameters() if p.grad is not None}
     worst = compare_gradients(right, actual, tolerance=1e-4)[0]
     assert worst.name.startswith("retriever.") and worst.error > 0.05
@@ -147,7 +147,7 @@ def test_a_bad_sample_of_weight_0_moves_nothing(factbook_dir: Path, tmp_path: Pa
         parameters = [*pipeline.parameters_here.values(), *joint.encoder.parameters()]
         for parameter in parameters:
             parameter.grad = None
-        joint.gradients(prepared, pipeline, train_retriever=True)
+        joint.gradients(prepared, pipeline)
         return [p.grad.clone() for p in parameters if p.grad is not None]
 
     for a, b in zip(gradients("x"), gradients("quite another answer"), strict=True):

@@ -24,7 +24,7 @@ def command(data: Path, run: Path, *options: str) -> list[str]:
         "--data.dir", str(data), "--run-dir", str(run), "--reader.width", "16", "--reader.heads", "2",
         "--reader.ffn_width", "24", "--reader.encoder_layers", "1", "--reader.dropout", "0.1",
         "--objectives.pdist", "0.5", "--train.batch_size", "8", "--train.pair_batch_size", "8",
-        "--train.retriever_steps", "3", "--train.distill_after", "2",
+        "--train.retriever_share", "0.15", "--train.distill_share", "0.1",
         "--index.refresh_every_n_steps", "5", "--checkpoint.every_n_steps", "6",
     )  # fmt: skip
     return [sys.executable, "-W", "ignore", str(ROOT / "train.py"), *small, *options]
