@@ -49,7 +49,7 @@ class TrainConfig:
     pairs: Literal["all", "unasked"] = "all"
     documents: Literal["retrieved", "gold", "none"] = "retrieved"
     learning_rate: float = 3e-3
-    retriever_learning_rate: float = 1e-3
+    retriever_learning_rate: float = 2e-3
     joint_retriever_scale: float = 1.0
     distill_share: float = 0.3
     warmup_steps: int = 30
