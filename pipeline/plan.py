@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments, overrides = _parse(list(sys.argv[1:] if argv is None else argv))
         print_plan(arguments, overrides)
-    except ValueError as error:
+    except (FileNotFoundError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

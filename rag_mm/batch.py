@@ -10,7 +10,7 @@ tokens, L = Q + 2N + M, T answer tokens, S side of a picture.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ from torch import Tensor
 from data.config import DataConfig
 from data.dataset import Sample
 from data.document_store import Document
-from data.images import decode
 from rag_mm.renaming import Renaming
+from retriever.embed import pictures
 
 END = "\n"
 
@@ -55,12 +55,7 @@ class Collator:
 
     def images(self, pngs: Sequence[bytes | None]) -> tuple[Tensor, Tensor]:
         """Pictures (N, 3, S, S) float in [0, 1], white where there is none, and which exist (N,) float."""
-        size = self.config.image_size
-        out = torch.ones(len(pngs), 3, size, size)
-        for i, png in enumerate(pngs):
-            if png is not None:
-                out[i] = decode(png, size) / 255
-        return out, torch.tensor([float(png is not None) for png in pngs])
+        return pictures(pngs, self.config.image_size)
 
     def context(
         self,
@@ -125,8 +120,3 @@ def training_answers(samples: Sequence[Sample], renaming: Renaming | None) -> li
     if renaming is None:
         return [s.answers[0] for s in samples]
     return [renaming.value(s.field, s.answers[0]) for s in samples]
-
-
-def move(tensors: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
-    """Rows ``index`` of every tensor."""
-    return {name: tensor[index] for name, tensor in tensors.items()}

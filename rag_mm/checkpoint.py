@@ -21,7 +21,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from rag_mm.mesh import Mesh
-from retriever.build import one_process_is_wanted
+from retriever.weights import load_tensors, one_process_is_wanted
 
 STATE = "state.json"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -62,7 +62,8 @@ def save(
     final = checkpoint_dir(run_dir, step)
     temporary = final.with_name(f".{final.name}.tmp")
     if mesh.is_first:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for left in final.parent.glob(".step-*.tmp"):  # of saves that were killed
+            shutil.rmtree(left)
         temporary.mkdir(parents=True)
     mesh.barrier()
     writer = dcp.FileSystemWriter(str(temporary), sync_files=True)
@@ -86,12 +87,12 @@ def load(run_dir: str | Path, step: int, tensors: Mapping[str, Tensor], *, mesh:
 
     Raises:
         FileNotFoundError: if the checkpoint does not exist.
+        ValueError: if a tensor is missing there or has another shape.
     """
     folder = checkpoint_dir(run_dir, step)
     if not (folder / STATE).exists():
         raise FileNotFoundError(f"no checkpoint of step {step} in {run_dir}; there are {list_steps(run_dir) or 'none'}")
-    with one_process_is_wanted():
-        dcp.load(dict(tensors), checkpoint_id=str(folder), no_dist=mesh is None or mesh.size == 1)
+    load_tensors(tensors, folder, no_dist=mesh is None or mesh.size == 1)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -15,9 +15,9 @@ from torch import Tensor
 from data.document_store import Document, DocumentStore
 from rag_mm.mesh import Mesh
 from retriever import index as index_files
-from retriever.embed import architecture, embed_documents, weights_hash
+from retriever.embed import embed_documents, make_manifest
 from retriever.encoder import DualEncoder
-from retriever.index import Index, Manifest
+from retriever.index import Index
 
 
 class Memory:
@@ -62,14 +62,7 @@ class Memory:
             batch_size=self.batch_size,
         )
         embedding = self.mesh.join_rows(part, len(ids))
-        manifest = Manifest(
-            encoder=architecture(encoder, image_size=self.image_size),
-            weights=weights_hash(encoder),
-            store=self.store.fingerprint,
-            num_edits=self.store.num_edits,
-            dim=encoder.dim,
-            count=len(ids),
-        )
+        manifest = make_manifest(encoder, self.store, image_size=self.image_size)
         self._index = Index.from_embeddings(embedding, ids, manifest)
         self.version = step
         if self.mesh.is_first:
@@ -83,7 +76,9 @@ class Memory:
     def load(self, version: int, *, staleness: float | None) -> None:
         """Go on with a version that was published earlier, and what was said of it then."""
         self._index = index_files.load(self.directory, version=version)
-        self._index.manifest.check({"store": self.store.fingerprint}, where=str(self.directory))
+        store = self._index.manifest.store
+        if store != self.store.fingerprint:
+            raise ValueError(f"the index at {self.directory} is of another store ({store[:12]})")
         self.version, self.staleness = version, staleness
 
     def search(self, query_BE: Tensor, *, k: int) -> tuple[list[list[str]], Tensor]:

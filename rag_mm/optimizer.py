@@ -52,11 +52,11 @@ class Optimizer:
     def zero_grad(self) -> None:
         self.adamw.zero_grad(set_to_none=True)
 
-    def step(self, step: int) -> tuple[float, float, bool]:
+    def step(self, step: int) -> tuple[float, tuple[float, float], bool]:
         """Clip by the global norm and update, unless the norm is not finite.
 
         Returns:
-            the global norm before clipping, the reader's learning rate, and whether the step was taken.
+            the global norm before clipping, the rates of reader and retriever, and whether the step was taken.
         """
         square = torch.zeros((), dtype=torch.float64)
         for name, parameter in self._reader.items():
@@ -77,4 +77,4 @@ class Optimizer:
             for group in self.adamw.param_groups:
                 group["lr"] = reader_rate if group["part"] == "reader" else retriever_rate
             self.adamw.step()
-        return norm, reader_rate if step >= self.config.retriever_steps else retriever_rate, taken
+        return norm, (reader_rate, retriever_rate), taken

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pipeline import BlockProgram, Plan, partition, trace
+from pipeline import BlockProgram, Plan, Profile, partition, trace
 from pipeline.lineage import require_sample_lineage
 from rag_mm.config import Config
 from rag_mm.mesh import Mesh
@@ -20,28 +20,30 @@ def make_plan(config: Config, program: BlockProgram, batch: dict[str, Tensor], m
             they will compute; rank 0's figures count.
 
     Raises:
-        ValueError: if a given plan does not fit the model, or a block mixes samples.
+        ValueError: on every rank, if a given plan does not fit the model or the layout, there are more stages than
+            blocks, or a block mixes samples.
     """
     parallel = config.parallel
     if parallel.plan:
         plan = Plan.from_json(Path(parallel.plan).read_text())
         plan.validate(program)
-        if plan.num_stages != parallel.pipeline_stages:
-            raise ValueError(
-                f"parallel.plan {parallel.plan} has {plan.num_stages} stages; "
-                f"parallel.pipeline_stages is {parallel.pipeline_stages}"
-            )
+        for name, theirs, ours in (
+            ("pipeline_stages", plan.num_stages, parallel.pipeline_stages),
+            ("schedule", plan.schedule, parallel.schedule),
+            ("num_microbatches", plan.num_microbatches, parallel.num_microbatches),
+        ):
+            if theirs != ours:
+                raise ValueError(
+                    f"parallel.{name} is {ours}, but {theirs} in the plan {parallel.plan}; make them equal"
+                )
         return plan
     mesh.barrier()
     profile = trace(program, batch, num_microbatches=parallel.num_microbatches)
     require_sample_lineage(profile)
-    text = ""
-    if mesh.is_first:
-        text = partition(
-            profile,
-            num_stages=parallel.pipeline_stages,
-            schedule=parallel.schedule,
-            num_microbatches=parallel.num_microbatches,
-            objective=parallel.objective,
-        ).to_json()
-    return Plan.from_json(mesh.broadcast(text))
+    return partition(
+        Profile.from_json(mesh.broadcast(profile.to_json())),
+        num_stages=parallel.pipeline_stages,
+        schedule=parallel.schedule,
+        num_microbatches=parallel.num_microbatches,
+        objective=parallel.objective,
+    )

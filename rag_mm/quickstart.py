@@ -30,7 +30,7 @@ from data.dataset import Dataset
 from rag_mm.evaluate import figures
 from rag_mm.evaluate.answer import load_run
 from rag_mm.evaluate.fact_edit import change_fact, change_table, copy_dataset, documents_text, parse_fact
-from rag_mm.evaluate.overrides import config_file
+from rag_mm.evaluate.overrides import config_file, index_flags
 from rag_mm.evaluate.rows import ROWS
 from rag_mm.evaluate.table import comparison_lines, field_table, result_table
 from rag_mm.evaluate.training_jobs import ROOT, JobsEnded
@@ -88,7 +88,11 @@ class Quickstart:
             else:
                 self._command("-m", "data.prepare", "factbook", "--out", str(data_dir))
         with self._part("index"):
-            self._command("-m", "retriever.build", "--config", self.file, "--index.dir", str(self.out / "index"))
+            self.console.print(
+                "by the untrained retriever; training makes its own, evaluation one of the final weights"
+            )
+            own = index_flags(self.config.run_config("joint", self.config.fold_numbers[0]), file=self.file)
+            self._command("-m", "retriever.build", *own, "--index.dir", str(self.out / "index"))
         with self._part("training and evaluation"):
             outcome = Experiment(self.config, file=self.file, console=self.console).run()
         self._results(outcome)

@@ -1,10 +1,10 @@
 """Consistent renaming of facts: what stops the reader from learning the memory by heart.
 
-In every training step each field's values are mapped to others, the same map for all documents and all
+In every training step most of each field's values are mapped to others, the same map for all documents and all
 answers of that step: if "Kathmandu" becomes "Lisbon", every document that said so and every answer that
 expected so says Lisbon. Which document belongs to which question is never looked at, so the augmentation
-leaks no label. Half of the values become another value of the field, the rest a splice of two of them, a
-word nobody has seen; copying is then the only strategy that works.
+leaks no label. Half of the renamed values become another value of the field, the rest a splice of two of them,
+a word nobody has seen; copying is then what works.
 
 A map is a pure function of (seed, step, field, value). Values outside the training documents stay.
 """

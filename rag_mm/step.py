@@ -32,7 +32,10 @@ from rag_mm.config import Config
 from rag_mm.memory import Memory, embed_rows
 from rag_mm.mesh import Mesh
 from rag_mm.renaming import Renaming, field_values
+from retriever.embed import embed_documents
 from retriever.encoder import DualEncoder, rows
+
+DRIFT_EVERY = 10  # steps
 
 
 @dataclass
@@ -47,7 +50,7 @@ class Prepared:
         positive: (Q, U) which document answers which query.
         contrastive_weight: (Q,), sums to 1 over queries that have a positive.
         reader: the reader's batch of all B questions; empty in steps without a reader.
-        drift: mean change of the retrieved documents' scores since the index was made.
+        drift: mean change of the retrieved documents' scores since the index was made; every DRIFT_EVERY steps.
         retrieve_s: seconds that embedding queries and search took.
     """
 
@@ -123,6 +126,12 @@ class JointStep:
                 f"objectives.contrastive_on is 'pairs', but {config.data.dir} has no usable pair with train.pairs "
                 f"{config.train.pairs!r}; use other pairs or set objectives.contrastive and train.retriever_share to 0"
             )
+        for item in (*self.questions, *self.pairs):
+            for name in (*item.gold, *([item.country] if isinstance(item, Sample) and item.weight else [])):
+                if name not in memory.store:
+                    raise ValueError(
+                        f"{item.id} of {config.data.dir} names document {name!r}, which is not in the store"
+                    )
         self.values = field_values(document.fields for document in memory.fetch(asked))
 
     def reads(self, step: int) -> bool:
@@ -174,11 +183,19 @@ class JointStep:
         prepared.retrieve_s = retrieve_s
         if prepared.reader and step - self.config.train.retriever_steps < self.config.train.distill_after:
             prepared.reader["sample_weight"] = torch.zeros(len(samples))  # weighs the distillation objectives only
-        if searched.numel():
-            read_BKE = prepared.document_embedding[prepared.read].view(*searched.shape, -1)
-            now = torch.einsum("be,bke->bk", queries.embedding[: len(samples)], read_BKE)
-            prepared.drift = (now - searched).abs().mean().item()
+        if searched.numel() and step % DRIFT_EVERY == 0:
+            prepared.drift = self._drift(queries.embedding[: len(samples)], ids, searched)
         return prepared
+
+    def _drift(self, query_BE: Tensor, ids: list[list[str]], searched_Bk: Tensor) -> float:
+        """How far the scores of what was found have moved since the index was made (pictures unchanged)."""
+        read = sorted({name for names in ids for name in names})
+        now_UE = embed_documents(
+            self.encoder, self.memory.store, read, image_size=self.memory.image_size, batch_size=len(read)
+        )
+        place = {name: i for i, name in enumerate(read)}
+        now_BkE = now_UE[torch.tensor([[place[name] for name in names] for names in ids])]
+        return (torch.einsum("be,bke->bk", query_BE, now_BkE) - searched_Bk).abs().mean().item()
 
     def example(self) -> Prepared:
         """The reader's first batch with arbitrary documents in place of retrieved ones: to trace and to prove on."""

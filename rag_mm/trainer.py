@@ -146,18 +146,13 @@ class Trainer:
             },
         )  # fmt: skip
 
-    def run(self) -> int:
+    def run(self, interrupt: launch.Interrupt) -> int:
         """Train to the last step or an interruption; gives the exit status."""
         every, steps = self.config.checkpoint.every_n_steps, self.config.train.steps
-        self.resume()
         writer = MetricsWriter(self.run_dir, start_step=self.step) if self.mesh.is_first else None
         saved = self.step
         live = LiveLine(self.console, title="training", start=self.step, steps=steps)
-        with (
-            launch.Interrupt() as interrupt,
-            live,
-            contextlib.closing(writer) if writer else contextlib.nullcontext(),
-        ):
+        with live, contextlib.closing(writer) if writer else contextlib.nullcontext():
             while self.step < steps:
                 record = self.train_step()
                 if writer is not None:
@@ -188,7 +183,7 @@ class Trainer:
         self.optimizer.zero_grad()
         outcome = self.joint.gradients(prepared, self.pipeline if reads else None)
         computed = time.perf_counter()
-        norm, rate, taken = self.optimizer.step(step)
+        norm, rates, taken = self.optimizer.step(step)
         self.skipped += not taken
         self.step += 1
         done = time.perf_counter()
@@ -197,7 +192,8 @@ class Trainer:
             "loss": outcome.loss,
             "losses": outcome.losses,
             "grad_norm": norm,
-            "lr": rate,
+            "lr": rates[0] if reads else rates[1],
+            "lr_retriever": rates[1],
             "samples_per_s": prepared.query_embedding.shape[0] / (done - started),
             "hit_at_k": self.joint.hit_at_k(prepared),
             "token_accuracy": outcome.accuracy,
@@ -238,7 +234,7 @@ class Trainer:
                     "documents": "max_document_tokens",
                     "answers": "max_answer_tokens",
                 }
-                self._say(f"{count} {what} were truncated (data.{limit[what]})")
+                self._say(f"{what} were truncated {count} times (data.{limit[what]})")
         for view in (self.joint.questions, self.joint.pairs):
             for reason, count in view.bad_samples.items():
                 self._say(f"{view.name}: {count} samples kept their place with weight 0 ({reason})")
@@ -295,15 +291,23 @@ def main(argv: Sequence[str]) -> int:
         _check_before_start(config)
         if ranks > 1:
             return launch.launch(argv, num_ranks=ranks)
+    elif os.environ["RANK"] == "0":
+        _check_before_start(config)
     launch.join(timeout_s=config.parallel.timeout_s, threads=config.train.threads)
-    try:
-        trainer = Trainer(config)
-        status = trainer.run()
-    except (ValueError, FileNotFoundError) as error:
-        fail(str(error))
-    except ProofError as error:
-        print(error, file=sys.stderr)
-        return launch.EXIT_FAILED
+    first = not launch.is_rank() or os.environ["RANK"] == "0"
+    with launch.Interrupt() as interrupt:
+        try:
+            trainer = Trainer(config)
+            trainer.resume()
+        except (ValueError, FileNotFoundError) as error:  # the user's; every rank finds the same
+            if first:
+                fail(str(error))
+            return launch.EXIT_USER
+        except ProofError as error:
+            if first:
+                print(error, file=sys.stderr)
+            return launch.EXIT_FAILED
+        status = trainer.run(interrupt)
     launch.leave()
     return status
 

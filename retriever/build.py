@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -28,9 +25,10 @@ from data.config import DataConfig
 from data.dataset import Dataset
 from retriever import index as index_files
 from retriever.config import IndexConfig, RetrieverConfig
-from retriever.embed import architecture, embed_documents, weights_hash
+from retriever.embed import embed_documents, make_manifest
 from retriever.encoder import DualEncoder
 from retriever.index import Index, Manifest
+from retriever.weights import load_weights
 
 
 @dataclass(frozen=True)
@@ -71,28 +69,6 @@ def fresh_encoder(config: RetrieverConfig, dataset: Dataset, *, image_size: int,
     return encoder
 
 
-def load_weights(encoder: DualEncoder, checkpoint: str | Path) -> None:
-    """Take the retriever's weights from a training checkpoint, whatever layout wrote it.
-
-    Raises:
-        FileNotFoundError: if there is no checkpoint there.
-    """
-    if not (Path(checkpoint) / ".metadata").exists():
-        raise FileNotFoundError(f"no checkpoint at {checkpoint}; expected a folder such as RUN/checkpoints/step-300")
-    state = {f"retriever.{name}": tensor for name, tensor in encoder.state_dict().items()}
-    with one_process_is_wanted():
-        dcp.load(state, checkpoint_id=str(checkpoint), no_dist=True)
-    encoder.load_state_dict({name.removeprefix("retriever."): tensor for name, tensor in state.items()})
-
-
-@contextmanager
-def one_process_is_wanted() -> Iterator[None]:
-    """Keep torch from warning that a checkpoint is read or written without torch.distributed."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
-
-
 def build_index(
     encoder: DualEncoder,
     dataset: Dataset,
@@ -105,15 +81,10 @@ def build_index(
 ) -> Index:
     """The index of the store as it is now, from the folder if it is there already, else embedded and published."""
     store = dataset.store
-    expected = {
-        "encoder": architecture(encoder, image_size=image_size),
-        "weights": weights_hash(encoder),
-        "store": store.fingerprint,
-        "count": len(store),
-    }
-    old = _usable(directory, expected)
-    todo = list(store.ids) if old is None else store.edited_ids_since(old.manifest.num_edits)
+    manifest = make_manifest(encoder, store, image_size=image_size)
     console = console or Console(stderr=True)
+    old = _usable(directory, manifest, console)
+    todo = list(store.ids) if old is None else store.edited_ids_since(old.manifest.num_edits)
     if old is not None and not todo:
         console.print(f"index {directory}: version {index_files.list_versions(directory)[-1]} is up to date")
         return old
@@ -127,14 +98,6 @@ def build_index(
             progress=lambda count: bar.advance(task, count),
         )  # fmt: skip
     if old is None:
-        manifest = Manifest(
-            encoder=architecture(encoder, image_size=image_size),
-            weights=weights_hash(encoder),
-            store=store.fingerprint,
-            num_edits=store.num_edits,
-            dim=encoder.dim,
-            count=len(store),
-        )
         index = Index.from_embeddings(embedding, todo, manifest)
     else:
         index = old.replaced(todo, embedding, num_edits=store.num_edits)
@@ -146,14 +109,16 @@ def build_index(
     return index
 
 
-def _usable(directory: str | Path, expected: dict[str, object]) -> Index | None:
+def _usable(directory: str | Path, manifest: Manifest, console: Console) -> Index | None:
+    """The current version, if it is whole and made from the same weights and store; else says why not."""
     if not (Path(directory) / "CURRENT").exists():
         return None
-    index = index_files.load(directory)
     try:
-        index.manifest.check(expected, where=str(directory))
-    except ValueError:
-        return None  # other weights or another store: a new version replaces it
+        index = index_files.load(directory)
+        index.manifest.check(manifest, where=str(directory))
+    except (FileNotFoundError, ValueError) as error:
+        console.print(f"not used, a new version replaces it: {error}", highlight=False, soft_wrap=True, markup=False)
+        return None
     return index
 
 

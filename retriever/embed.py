@@ -13,6 +13,7 @@ from torch import Tensor
 from data.document_store import Document, DocumentStore
 from data.images import decode
 from retriever.encoder import DualEncoder
+from retriever.index import Manifest
 
 
 def pictures(pngs: Sequence[bytes | None], size: int) -> tuple[Tensor, Tensor]:
@@ -63,3 +64,15 @@ def weights_hash(encoder: DualEncoder) -> str:
     for name, tensor in sorted(encoder.state_dict().items()):
         digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def make_manifest(encoder: DualEncoder, store: DocumentStore, *, image_size: int) -> Manifest:
+    """What an index of this store by this encoder says of itself."""
+    return Manifest(
+        encoder=architecture(encoder, image_size=image_size),
+        weights=weights_hash(encoder),
+        store=store.fingerprint,
+        num_edits=store.num_edits,
+        dim=encoder.dim,
+        count=len(store),
+    )

@@ -1,8 +1,7 @@
 """The dual encoder: one embedding for questions and documents made of text, a picture, or both.
 
 An embedding is two blocks side by side, text and picture, so the inner product of two of them is
-``text.text + picture.picture`` and a missing part contributes exactly nothing. A mean of both parts was
-tried and lets titles drown the pictures (docs/log.md). The towers are shared between questions and
+``text.text + picture.picture`` and a missing part contributes exactly nothing. The towers are shared between questions and
 documents. They are deliberately small:
 
 - text: a gated bag of hashed trigrams. Gates start at the trigrams' idf, vectors at random near-orthogonal

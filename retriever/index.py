@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,15 @@ class Manifest:
     """What an index version was made of.
 
     Attributes:
-        encoder: what names the encoder's architecture (``architecture`` in retriever.build).
+        encoder: the encoder's architecture and preprocessing (``retriever.embed.architecture``).
         weights: hash of the encoder's weights; must match for evaluation, may lag in training.
         store: fingerprint of the document store's shards.
         num_edits: edits of the store that the vectors cover.
-        template: what of a document is embedded.
-        factory: faiss factory string.
-        metric: always inner product.
         dim: width of a vector.
         count: vectors, one for each document.
-        recall_at_10: of this index against exact search (1 for a flat index, which is exact).
+        template: what of a document is embedded.
+        factory: faiss factory string; a flat index is exact.
+        metric: how vectors are compared.
         sha256: of ``index.faiss``.
     """
 
@@ -52,25 +51,22 @@ class Manifest:
     num_edits: int
     dim: int
     count: int
-    template: str = "title + image"
+    template: str = "title, picture"
     factory: str = "Flat"
-    metric: str = "inner_product"
-    recall_at_10: float = 1.0
+    metric: str = "inner product"
     sha256: str = ""
 
-    def check(self, expected: Mapping[str, Any], *, where: str) -> None:
-        """Refuse an index that does not fit.
+    def check(self, needed: Manifest, *, where: str) -> None:
+        """Refuse an index that does not fit what is needed; it may cover fewer edits, but not more.
 
         Raises:
             ValueError: names the first field that differs, with both values.
         """
-        mine = asdict(self)
-        for name, value in expected.items():
-            if mine[name] != value:
-                raise ValueError(
-                    f"the index at {where} does not fit: its {name} is {mine[name]!r}, needed is {value!r}; "
-                    "build it again with `python -m retriever.build --config ...`"
-                )
+        for name, value in asdict(needed).items():
+            mine = getattr(self, name)
+            fits = mine <= value if name == "num_edits" else mine == value
+            if name != "sha256" and not fits:
+                raise ValueError(f"the index at {where} does not fit: its {name} is {mine!r}, needed is {value!r}")
 
 
 class Index:

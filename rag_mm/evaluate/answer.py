@@ -26,7 +26,7 @@ from rag_mm.config import Config
 from rag_mm.model import Model, build_model
 from rag_mm.reader.generate import greedy
 from retriever.build import build_index
-from retriever.embed import document_features, weights_hash
+from retriever.embed import document_features, make_manifest
 from retriever.index import Index
 
 Documents = Literal["retrieved", "gold", "none"]
@@ -104,6 +104,8 @@ def load_run(run_dir: str | Path, step: int | None = None, *, data_dir: str | Pa
     model = build_model(config, dataset)
     chosen = steps[-1] if step is None else step
     checkpoint.load(directory, chosen, weights(model))
+    model.reader.eval()
+    model.encoder.eval()
     return Run(directory, config, dataset, model, chosen)
 
 
@@ -135,8 +137,8 @@ class Answerer:
         self.config, self.dataset, self.model, self.index = config, dataset, model, index
         self.batch_size = batch_size
         if index is not None:
-            expected = {"weights": weights_hash(model.encoder), "store": dataset.store.fingerprint}
-            index.manifest.check(expected, where="hand")
+            needed = make_manifest(model.encoder, dataset.store, image_size=config.data.image_size)
+            index.manifest.check(needed, where="hand")
             if config.retriever.k > len(index.ids):
                 raise ValueError(
                     f"retriever.k is {config.retriever.k}; the memory holds only {len(index.ids)} documents"

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from data.command_line import parse
 from rag_mm.config import Config
 
 Overrides = Mapping[str, Any]
@@ -46,6 +47,15 @@ def flags(config: Config, base: Config) -> list[str]:
                 text = str(value).lower() if isinstance(value, bool) else str(value)
                 found += [f"--{name.replace('_', '-') if name == 'run_dir' else name}", text]
     return found
+
+
+def index_flags(config: Config, *, file: str) -> list[str]:
+    """What ``python -m retriever.build`` is told so that it builds for ``config``, which departs from ``file``."""
+    base = parse(Config, ["--config", file] if file else [], prog="", description="")
+    every = flags(config, base)
+    names = ("--data.", "--retriever.", "--index.batch_size", "--index.keep_versions", "--train.seed")
+    pairs = [every[i : i + 2] for i in range(0, len(every), 2) if every[i].startswith(names)]
+    return [*(["--config", file] if file else []), *(word for pair in pairs for word in pair)]
 
 
 def config_file(argv: Sequence[str]) -> str:

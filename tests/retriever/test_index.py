@@ -70,8 +70,10 @@ def test_a_flipped_bit_is_refused_before_faiss_reads_it(tmp_path: Path, monkeypa
 def test_a_mismatch_names_both_sides():
     manifest = make()[0].manifest
     with pytest.raises(ValueError, match="its weights is 'w', needed is 'other'"):
-        manifest.check({"weights": "other"}, where="here")
-    manifest.check({"store": "s", "count": 50}, where="here")
+        manifest.check(replace(manifest, weights="other"), where="here")
+    manifest.check(replace(manifest, num_edits=3), where="here")  # it may cover fewer edits than there are
+    with pytest.raises(ValueError, match="its num_edits is 3, needed is 0"):
+        replace(manifest, num_edits=3).check(manifest, where="here")
 
 
 def test_missing_index_names_the_command(tmp_path: Path):
