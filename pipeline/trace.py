@@ -86,12 +86,14 @@ def trace(
     repeats: int = 3,
     warmup: int = 1,
     lineage: bool = True,
+    lineage_samples: int | None = None,
 ) -> Profile:
     """Measure every block on the first ``B / num_microbatches`` samples of a batch.
 
     Changes no gradient and no buffer. With ``lineage``, each block's cross-sample dependencies are
-    found by experiment on the whole batch (see `pipeline.lineage`); without it (faster, for costs only)
-    every block is reported as ``"unknown"``.
+    found by experiment (see `pipeline.lineage`) on the first ``lineage_samples`` of the batch, or all of it; the
+    experiment costs samples * log(samples) forward and backward passes' worth, and few samples can miss what
+    only a full batch shows (a capacity that is reached). Without ``lineage`` every block is ``"unknown"``.
 
     Raises:
         ValueError: if the batch does not divide, or a block gives NaN (the error names it).
@@ -102,7 +104,11 @@ def trace(
     if num_microbatches < 1 or num_samples % num_microbatches:
         raise ValueError(f"a batch of {num_samples} samples does not divide into {num_microbatches} micro-batches")
     micro = program.microbatch({n: t.detach() for n, t in batch.items()}, 0, num_microbatches)
-    whole = {name: tensor.detach() for name, tensor in batch.items()}
+    few = num_samples if lineage_samples is None else min(lineage_samples, num_samples)
+    whole = {
+        name: tensor.detach() if program.axis(name) is None else tensor.detach()[: tensor.shape[0] // num_samples * few]
+        for name, tensor in batch.items()
+    }
     wants = {name for name, tensor in batch.items() if tensor.requires_grad}
     profiles, carry_bytes = [], []
     with unchanged_buffers(program):

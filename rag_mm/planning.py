@@ -11,6 +11,9 @@ from pipeline.lineage import require_sample_lineage
 from rag_mm.config import Config
 from rag_mm.mesh import Mesh
 
+# Enough to see any mixing that does not depend on how large the batch is; the proof runs on the whole batch.
+LINEAGE_SAMPLES = 4
+
 
 def make_plan(config: Config, program: BlockProgram, batch: dict[str, Tensor], mesh: Mesh) -> Plan:
     """The plan that every rank runs.
@@ -37,8 +40,11 @@ def make_plan(config: Config, program: BlockProgram, batch: dict[str, Tensor], m
                     f"parallel.{name} is {ours}, but {theirs} in the plan {parallel.plan}; make them equal"
                 )
         return plan
+    num_samples = program.num_samples(batch)
+    if num_samples < 2:
+        raise ValueError("train.batch_size gives a replica 1 sample; at least 2 are needed to tell what mixes samples")
     mesh.barrier()
-    profile = trace(program, batch, num_microbatches=parallel.num_microbatches)
+    profile = trace(program, batch, num_microbatches=parallel.num_microbatches, lineage_samples=LINEAGE_SAMPLES)
     require_sample_lineage(profile)
     return partition(
         Profile.from_json(mesh.broadcast(profile.to_json())),

@@ -1,8 +1,8 @@
 """The dual encoder: one embedding for questions and documents made of text, a picture, or both.
 
 An embedding is two blocks side by side, text and picture, so the inner product of two of them is
-``text.text + picture.picture`` and a missing part contributes exactly nothing. The towers are shared between questions and
-documents. They are deliberately small:
+``text.text + picture.picture`` and a missing part contributes exactly nothing. The towers are shared between
+questions and documents. They are deliberately small:
 
 - text: a gated bag of hashed trigrams. Gates start at the trigrams' idf, vectors at random near-orthogonal
   directions, so that an untrained tower already is a lexical matcher. The length of the bag is kept up to
