@@ -42,16 +42,20 @@ class Collator:
     def __init__(self, tokenizer: Any, config: DataConfig, *, num_patches: int) -> None:
         self.tokenizer, self.config, self.num_patches = tokenizer, config, num_patches
         self.pad, self.bos = tokenizer.pad_token_id, tokenizer.bos_token_id
+        if self.pad != 0:
+            raise ValueError(f"the tokenizer's padding has id {self.pad}; the reader expects 0")
         (self.end,) = tokenizer(END, add_special_tokens=False)["input_ids"]
         self.truncated: Counter[str] = Counter()
 
-    def tokens(self, texts: Sequence[str], *, limit: int, what: str, step: int) -> Tensor:
-        """Token ids (N, bucketed length), right-padded."""
+    def tokens(self, texts: Sequence[str], *, limit: int, what: str, step: int, left: bool = False) -> Tensor:
+        """Token ids (N, bucketed length), padded on the right, or on the left."""
         rows = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
         self.truncated[what] += sum(len(row) > limit for row in rows)
         rows = [row[:limit] for row in rows]
         width = bucket(max((len(row) for row in rows), default=1), step)
-        return torch.tensor([row + [self.pad] * (width - len(row)) for row in rows], dtype=torch.int64)
+        padding = [[self.pad] * (width - len(row)) for row in rows]
+        padded = [p + row if left else row + p for row, p in zip(rows, padding, strict=True)]
+        return torch.tensor(padded, dtype=torch.int64)
 
     def images(self, pngs: Sequence[bytes | None]) -> tuple[Tensor, Tensor]:
         """Pictures (N, 3, S, S) float in [0, 1], white where there is none, and which exist (N,) float."""
@@ -76,7 +80,8 @@ class Collator:
         flat = [document for row in documents for document in row]
         k = len(flat) // len(questions)
         texts = [document_text(d, renaming) for d in flat]
-        question = self.tokens(questions, limit=self.config.max_query_tokens, what="questions", step=8)
+        # Padded on the left: how far a question's tokens are from its document's must not depend on the batch.
+        question = self.tokens(questions, limit=self.config.max_query_tokens, what="questions", step=8, left=True)
         document = self.tokens(texts, limit=self.config.max_document_tokens, what="documents", step=32)
         question_PQ = question.repeat_interleave(k, dim=0)
         has = torch.stack([question_image[1].repeat_interleave(k), document_image[1]], dim=1) > 0

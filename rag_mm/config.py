@@ -55,7 +55,7 @@ class TrainConfig:
     warmup_steps: int = 30
     weight_decay: float = 0.05
     clip_norm: float = 1.0
-    rename: float = 0.8
+    rename: float = 0.9
     augment: float = 1.0
     seed: int = 0
     threads: int = 1

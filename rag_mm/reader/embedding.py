@@ -46,12 +46,11 @@ class Vision(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """Token vectors mixed with their predecessors' vectors; (N, L) ids to (N, L, D)."""
+    """Token vectors mixed with their predecessors' vectors; (N, L) ids to (N, L, D). Padding (id 0) is zero."""
 
     def __init__(self, config: ReaderConfig, *, vocabulary: int, mix: int = 2) -> None:
         super().__init__()
-        self.token = nn.Embedding(vocabulary, config.width)
-        nn.init.normal_(self.token.weight, std=1.0)
+        self.token = nn.Embedding(vocabulary, config.width, padding_idx=0)
         self.mix = nn.ModuleList(nn.Linear(config.width, config.width, bias=False) for _ in range(mix))
 
     def forward(self, token_NL: Tensor) -> Tensor:
