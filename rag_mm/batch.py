@@ -46,6 +46,7 @@ class Collator:
             raise ValueError(f"the tokenizer's padding has id {self.pad}; the reader expects 0")
         (self.end,) = tokenizer(END, add_special_tokens=False)["input_ids"]
         self.truncated: Counter[str] = Counter()
+        self.word_V = word_numbers(tokenizer)
 
     def tokens(self, texts: Sequence[str], *, limit: int, what: str, step: int, left: bool = False) -> Tensor:
         """Token ids (N, bucketed length), padded on the right, or on the left."""
@@ -91,10 +92,17 @@ class Collator:
             "question": question,
             "question_image": question_image[0],
             "document": document,
+            "document_match": self.matches(document, question_PQ),
             "document_image": document_image[0],
             "context_mask": torch.cat([question_PQ != self.pad, patches, document != self.pad], dim=1),
             "context_token": torch.cat([question_PQ, blank, document], dim=1),
         }
+
+    def matches(self, document_PM: Tensor, question_PQ: Tensor) -> Tensor:
+        """1 where a document's token is a word of its question as well (P, M), else 0."""
+        word_PM, word_PQ = self.word_V[document_PM], self.word_V[question_PQ]
+        same = (word_PM.unsqueeze(2) == word_PQ.unsqueeze(1)).any(2) & (word_PM >= 0)
+        return same.to(torch.get_default_dtype())
 
     def answers(self, answers: Sequence[str], weight: Tensor) -> dict[str, Tensor]:
         """Decoder inputs, targets and target weights (B, T); weights sum to 1 over all tokens given.
@@ -111,6 +119,21 @@ class Collator:
             "target_weight": is_target / is_target.sum().clamp(min=1e-9),
             "sample_weight": weight / weight.sum().clamp(min=1e-9),
         }
+
+
+def word_numbers(tokenizer: Any) -> Tensor:
+    """For every token a number that tokens of the same text share, whatever their case and blanks (V,).
+
+    Tokens under three letters have -1: they are parts of words and would match anything.
+    """
+    numbers: dict[str, int] = {}
+    words = [tokenizer.decode([i]).strip().casefold() for i in range(len(tokenizer))]
+    special = set(tokenizer.all_special_ids)
+    found = [
+        numbers.setdefault(word, len(numbers)) if len(word) > 2 and word.isalpha() and i not in special else -1
+        for i, word in enumerate(words)
+    ]
+    return torch.tensor(found)
 
 
 def document_text(document: Document, renaming: Renaming | None) -> str:

@@ -41,7 +41,7 @@ class TrainConfig:
         threads: compute threads of each process.
     """
 
-    steps: int = 1100
+    steps: int = 900
     retriever_share: float = 0.45
     batch_size: int = 32
     retriever_batch_size: int = 64

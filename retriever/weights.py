@@ -22,7 +22,7 @@ def load_weights(encoder: DualEncoder, checkpoint: str | Path) -> None:
         ValueError: if it holds another retriever.
     """
     if not (Path(checkpoint) / ".metadata").exists():
-        raise FileNotFoundError(f"no checkpoint at {checkpoint}; expected a folder such as RUN/checkpoints/step-1100")
+        raise FileNotFoundError(f"no checkpoint at {checkpoint}; expected a folder such as RUN/checkpoints/step-900")
     state = {f"retriever.{name}": tensor for name, tensor in encoder.state_dict().items()}
     load_tensors(state, Path(checkpoint), no_dist=True)
 

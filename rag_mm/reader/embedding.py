@@ -53,8 +53,11 @@ class TokenEmbedding(nn.Module):
         self.token = nn.Embedding(vocabulary, config.width, padding_idx=0)
         self.mix = nn.ModuleList(nn.Linear(config.width, config.width, bias=False) for _ in range(mix))
 
-    def forward(self, token_NL: Tensor) -> Tensor:
+    def forward(self, token_NL: Tensor, added_NLD: Tensor | None = None) -> Tensor:
+        """``added_NLD`` goes to the tokens before they are mixed."""
         own = self.token(token_NL)
+        if added_NLD is not None:
+            own = own + added_NLD
         mixed = own
         for distance, linear in enumerate(self.mix, start=1):
             mixed = mixed + linear(F.pad(own, (0, 0, distance, 0))[:, : own.shape[1]])
@@ -64,19 +67,23 @@ class TokenEmbedding(nn.Module):
 class ContextEmbedding(nn.Module):
     """Block module: question, document and their patches to ``context_PLD``.
 
-    Question rows and patches (B) are repeated for each of their k documents.
+    Question rows and patches (B) are repeated for each of their k documents. Document tokens that are words of
+    the question are marked (the exact match feature of DrQA, 1704.00051); mixed into their successors, the mark
+    tells the first token of a value that its label was asked for.
     """
 
     def __init__(self, config: ReaderConfig, tokens: TokenEmbedding) -> None:
         super().__init__()
         self.tokens = tokens
         self.kind = nn.Parameter(torch.randn(4, config.width) * 0.02)
+        self.match = nn.Parameter(torch.randn(config.width))
         self.dropout = KeyedDropout(config.dropout)
 
     def forward(
         self,
         question_BQ: Tensor,
         document_PM: Tensor,
+        match_PM: Tensor,
         question_patches_BND: Tensor,
         document_patches_PND: Tensor,
     ) -> Tensor:
@@ -85,7 +92,7 @@ class ContextEmbedding(nn.Module):
             self.tokens(question_BQ).repeat_interleave(k, dim=0),
             question_patches_BND.repeat_interleave(k, dim=0),
             document_patches_PND,
-            self.tokens(document_PM),
+            self.tokens(document_PM, match_PM.unsqueeze(-1) * self.match),
         )
         return self.dropout(torch.cat([part + self.kind[i] for i, part in enumerate(parts)], dim=1))
 

@@ -15,11 +15,12 @@ from rag_mm.reader.head import LossHead
 from rag_mm.reader.layers import DecoderLayer, EncoderLayer
 
 PAIR_NAMES = (
-    "document", "document_image", "context_mask", "context_token", "document_embedding",
+    "document", "document_match", "document_image", "context_mask", "context_token", "document_embedding",
     "document_patches", "context",
 )  # fmt: skip
 INPUTS = (
-    "sample_id", "question", "question_image", "document", "document_image", "context_mask", "context_token",
+    "sample_id", "question", "question_image", "document", "document_match", "document_image", "context_mask",
+    "context_token",
     "answer_in", "target", "target_weight", "sample_weight", "query_embedding", "document_embedding",
 )  # fmt: skip
 
@@ -28,9 +29,9 @@ def fid_program(config: ReaderConfig, objective: ObjectivesConfig, *, vocabulary
     """Build the reader with fresh weights from torch's generator.
 
     Batch inputs (B samples, P = B*k pairs; see ``rag_mm.batch`` for how they are made): ``question`` (B, Q),
-    ``question_image`` (B, 3, S, S), ``document`` (P, M), ``document_image`` (P, 3, S, S), ``context_mask`` and
-    ``context_token`` (P, L), ``answer_in``, ``target`` and ``target_weight`` (B, T), ``sample_weight`` (B,),
-    ``query_embedding`` (B, E), ``document_embedding`` (P, E), ``sample_id`` (B,).
+    ``question_image`` (B, 3, S, S), ``document`` and ``document_match`` (P, M), ``document_image`` (P, 3, S, S),
+    ``context_mask`` and ``context_token`` (P, L), ``answer_in``, ``target`` and ``target_weight`` (B, T),
+    ``sample_weight`` (B,), ``query_embedding`` (B, E), ``document_embedding`` (P, E), ``sample_id`` (B,).
     """
     per_document = objective.pdist > 0 or objective.emdr2 > 0
     streams = ("answer", "alone") if per_document else ("answer",)
@@ -42,7 +43,8 @@ def fid_program(config: ReaderConfig, objective: ObjectivesConfig, *, vocabulary
         ),
         Block(
             "embed", ContextEmbedding(config, tokens),
-            reads=("question", "document", "question_patches", "document_patches"), writes=("context",),
+            reads=("question", "document", "document_match", "question_patches", "document_patches"),
+            writes=("context",),
         ),
         *(
             Block(f"encoder.{i}", EncoderLayer(config), reads=("context", "context_mask"), writes=("context",))
