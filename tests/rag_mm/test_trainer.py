@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,23 +96,26 @@ def test_killed_and_resumed_is_the_same_run_bit_for_bit(
     assert train(factbook_dir, tmp_path, "--train.steps", "20", "--parallel.plan", plan) == undisturbed[1]
 
 
-def test_terminated_on_two_stages_resumes_on_one(
+def test_terminated_on_two_stages_resumes_on_one_and_on_two(
     factbook_dir: Path, tmp_path: Path, undisturbed: tuple[Path, list[dict[str, Any]]]
 ):
-    process = subprocess.Popen(
-        command(factbook_dir, tmp_path, "--train.steps", "20", "--parallel.pipeline_stages", "2"), cwd=ROOT
-    )
+    run, copy, two = tmp_path / "run", tmp_path / "copy", ("--parallel.pipeline_stages", "2")
+    process = subprocess.Popen(command(factbook_dir, run, "--train.steps", "20", *two), cwd=ROOT)
     deadline = time.monotonic() + 200
-    while not (tmp_path / "metrics.jsonl").exists() or len(metrics(tmp_path)) < 8:
+    while not (run / "metrics.jsonl").exists() or len(metrics(run)) < 8:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=100) == 75
-    (step,) = checkpoint.list_steps(tmp_path)[-1:]
-    assert step == len(metrics(tmp_path)) < 20
-    lines = train(factbook_dir, tmp_path, "--train.steps", "20")
-    for a, b in zip(undisturbed[1], lines, strict=True):
-        assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
+    (step,) = checkpoint.list_steps(run)[-1:]
+    assert step == len(metrics(run)) < 20
+    shutil.copytree(run, copy)
+    for lines in (
+        train(factbook_dir, run, "--train.steps", "20"),
+        train(factbook_dir, copy, "--train.steps", "20", *two),
+    ):
+        for a, b in zip(undisturbed[1], lines, strict=True):
+            assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
 
 
 MISTAKES = [
