@@ -18,7 +18,8 @@ from rag_mm.config import Config
 from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
 from rag_mm.model import build_model
-from rag_mm.step import JointStep, replica_share
+from rag_mm.prepared import replica_share
+from rag_mm.step import JointStep
 
 
 def for_planning(config_path: str, overrides: list[str]) -> tuple[BlockProgram, dict[str, Tensor], ParallelConfig]:

@@ -15,9 +15,10 @@ import torch
 from pipeline import Pipeline, Plan
 from pipeline.verify import gradient_report
 from rag_mm.config import Config
+from rag_mm.prepared import Prepared
 from rag_mm.reader.config import ReaderConfig
 from rag_mm.reader.fid import fid_program
-from rag_mm.step import JointStep, Prepared
+from rag_mm.step import JointStep
 
 
 class ProofError(RuntimeError):

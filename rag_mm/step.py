@@ -16,7 +16,7 @@ Shapes: B questions, F pairs, Q = B + F queries, U unique documents, k documents
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from rag_mm.batch import Collator, training_answers
 from rag_mm.config import Config
 from rag_mm.memory import Memory, embed_rows
 from rag_mm.mesh import Mesh
+from rag_mm.prepared import Outcome, Prepared, replica_share
 from rag_mm.renaming import Renaming, field_values
 from retriever.embed import embed_documents
 from retriever.encoder import DualEncoder, rows
@@ -38,60 +39,10 @@ from retriever.encoder import DualEncoder, rows
 DRIFT_EVERY = 10  # steps
 
 
-@dataclass
-class Prepared:
-    """A global batch after phase 1, the same on every rank.
-
-    Attributes:
-        query, document: features of the Q queries and the U unique documents.
-        query_embedding (Q, E), document_embedding (U, E): leaves that gather gradients.
-        ids: k retrieved ids a question; empty rows in steps without a reader.
-        read: (B*k,) rows of the unique documents that are read, replicas' questions one after another.
-        positive: (Q, U) which document answers which query.
-        contrastive_weight: (Q,), sums to 1 over queries that have a positive.
-        reader: the reader's batch of all B questions; empty in steps without a reader.
-        drift: mean change of the retrieved documents' scores since the index was made; every DRIFT_EVERY steps.
-        retrieve_s: seconds that embedding queries and search took.
-    """
-
-    step: int
-    samples: list[Sample]
-    query: dict[str, Tensor]
-    document: dict[str, Tensor]
-    query_embedding: Tensor
-    document_embedding: Tensor
-    ids: list[list[str]]
-    read: Tensor
-    positive: Tensor
-    contrastive_weight: Tensor
-    reader: dict[str, Tensor] = field(default_factory=dict)
-    drift: float | None = None
-    retrieve_s: float = 0.0
-
-
 @dataclass(frozen=True)
 class _Queries:
     features: dict[str, Tensor]
     embedding: Tensor
-
-
-@dataclass
-class Outcome:
-    """What a step computed, summed over the global batch: the same on every rank.
-
-    Attributes:
-        losses: by objective, weighted as in the total.
-        accuracy: target tokens whose most likely token was right, as a share.
-        score_entropy: of the retriever's softmax over the k documents (nats, mean over questions).
-    """
-
-    losses: dict[str, float]
-    accuracy: float | None = None
-    score_entropy: float | None = None
-
-    @property
-    def loss(self) -> float:
-        return sum(self.losses.values())
 
 
 class JointStep:
@@ -404,12 +355,3 @@ class JointStep:
             return None
         hits = [bool(set(sample.gold) & set(ids)) for sample, ids in zip(prepared.samples, prepared.ids, strict=True)]
         return sum(hits) / len(hits)
-
-
-def replica_share(tensors: dict[str, Tensor], num_samples: int, replica: int, num_replicas: int) -> dict[str, Tensor]:
-    """A replica's rows of a batch whose tensors have B or B*k rows."""
-    share = {}
-    for name, tensor in tensors.items():
-        size = tensor.shape[0] // num_samples * (num_samples // num_replicas)
-        share[name] = tensor[replica * size : (replica + 1) * size]
-    return share

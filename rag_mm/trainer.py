@@ -29,8 +29,9 @@ from rag_mm.metrics import LiveLine, MetricsWriter, peak_memory_bytes
 from rag_mm.model import build_model
 from rag_mm.optimizer import Optimizer
 from rag_mm.planning import make_plan
+from rag_mm.prepared import replica_share
 from rag_mm.proof import ProofError, prove
-from rag_mm.step import JointStep, replica_share
+from rag_mm.step import JointStep
 
 # What may differ between the parts of one run without changing its numbers.
 CHANGEABLE = ("data.dir", "index.dir", "index.checkpoint", "index.batch_size", "index.keep_versions", "train.threads")

@@ -19,8 +19,9 @@ from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
 from rag_mm.model import build_model
 from rag_mm.objectives import ObjectivesConfig
+from rag_mm.prepared import Prepared
 from rag_mm.reader.config import ReaderConfig
-from rag_mm.step import JointStep, Prepared
+from rag_mm.step import JointStep
 from retriever.config import RetrieverConfig
 from tests.distributed import run_on_ranks
 
