@@ -12,7 +12,7 @@ class RetrieverConfig:
     Attributes:
         k: documents that every question reads.
         text_buckets: hash buckets of the character trigrams.
-        text_dim: width of the text block of an embedding.
+        text_dim: width of the text block of an embedding; the noise of its scores falls with the root of it.
         image_dim: width of the picture block of an embedding.
         image_width: channels of the picture tower's convolutions.
         image_patch: side of its patches (pixels); must divide data.image_size.
@@ -22,7 +22,7 @@ class RetrieverConfig:
 
     k: int = 2
     text_buckets: int = 4096
-    text_dim: int = 256
+    text_dim: int = 1024
     image_dim: int = 128
     image_width: int = 48
     image_patch: int = 4

@@ -38,14 +38,18 @@ class TextTower(nn.Module):
         self.vector = nn.Parameter(torch.randn(buckets, dim) / math.sqrt(dim), requires_grad=config.learned_text)
 
     def fit(self, texts: Sequence[str]) -> None:
-        """Start the gates at the idf of trigrams over ``texts`` (training questions and titles)."""
+        """Start the gates at the squared idf of trigrams over ``texts`` (training questions and titles).
+
+        Squared, because a question has many more trigrams that all questions share than trigrams of a name,
+        and random vectors turn each of them into noise in every score.
+        """
         weights = idf_weights(texts, num_buckets=self.gate.numel())
         with torch.no_grad():
-            self.gate.copy_(weights)
+            self.gate.copy_(weights.square())
 
     def forward(self, ids_NL: Tensor, mask_NL: Tensor) -> Tensor:
         gate_NL = self.gate[ids_NL].clamp(min=0.0) * mask_NL
-        bag_NE = torch.einsum("nl,nle->ne", gate_NL, self.vector[ids_NL])
+        bag_NE = F.embedding_bag(ids_NL, self.vector, per_sample_weights=gate_NL, mode="sum")
         return bag_NE / (bag_NE.square().sum(-1, keepdim=True) + 1.0).sqrt()
 
 
