@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.program import BlockProgram, nearest
 
-SCHEDULES = ("gpipe", "1f1b")
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 
 @dataclass(frozen=True)
@@ -38,31 +38,45 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A complete layout. ``step_s`` and ``bubble`` (idle share of the stages' time) are predictions."""
+    """A complete layout. ``step_s`` and ``bubble`` (idle share of the ranks' time) are predictions.
+
+    Attributes:
+        stages: consecutive parts of the model; stage s runs on rank ``s % num_ranks``.
+        num_ranks: ranks of the pipeline; 0 stands for one rank a stage. Fewer ranks than stages is what the
+            schedule ``interleaved`` is for.
+        recomputed: recomputable blocks whose results are computed on every stage that reads them, not sent.
+    """
 
     stages: tuple[StagePlan, ...]
     schedule: str
     num_microbatches: int
     step_s: float = 0.0
     bubble: float = 0.0
+    num_ranks: int = 0
+    recomputed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"plan: schedule is {self.schedule!r}; allowed: {', '.join(SCHEDULES)}")
         if not self.stages:
             raise ValueError("plan: stages is empty; it must list at least one stage")
-        if self.num_microbatches < 1:
-            raise ValueError(f"plan: num_microbatches is {self.num_microbatches}; it must be at least 1")
-        if self.schedule == "1f1b" and self.num_microbatches < len(self.stages):
-            raise ValueError(
-                f"plan: num_microbatches is {self.num_microbatches}, fewer "
-                f"than the {len(self.stages)} stages; "
-                "1f1b needs at least as many (or use the schedule gpipe)"
-            )
+        if not self.num_ranks:
+            object.__setattr__(self, "num_ranks", len(self.stages))
+        check_schedule(
+            self.schedule,
+            num_microbatches=self.num_microbatches,
+            num_ranks=self.num_ranks,
+            num_stages=len(self.stages),
+        )
 
     @classmethod
     def from_cuts(
-        cls, program: BlockProgram, cuts: Sequence[int], *, schedule: str = "1f1b", num_microbatches: int = 1
+        cls,
+        program: BlockProgram,
+        cuts: Sequence[int],
+        *,
+        schedule: str = "1f1b",
+        num_microbatches: int = 1,
+        num_ranks: int = 0,
+        recomputed: Sequence[str] = (),
     ) -> Plan:
         """A plan with stages starting at blocks 0 and ``cuts`` (increasing), without predictions."""
         bounds = [0, *cuts, len(program.blocks)]
@@ -70,16 +84,27 @@ class Plan:
             raise ValueError(f"cuts {list(cuts)} must increase and lie in 1..{len(program.blocks) - 1}")
         names = [block.name for block in program.blocks]
         stages = tuple(StagePlan(tuple(names[a:b])) for a, b in pairwise(bounds))
-        return cls(stages, schedule, num_microbatches)
+        return cls(stages, schedule, num_microbatches, num_ranks=num_ranks, recomputed=tuple(recomputed))
 
     @property
     def num_stages(self) -> int:
         return len(self.stages)
 
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that run on a rank of the pipeline, in order."""
+        return tuple(range(rank, self.num_stages, self.num_ranks))
+
+    @property
+    def last_rank(self) -> int:
+        """The rank that runs the last stage."""
+        return (self.num_stages - 1) % self.num_ranks
+
     @property
     def hash(self) -> str:
         """16 hex digits over what changes the computation's layout (not over the predictions)."""
-        what = [[list(s.blocks) for s in self.stages], self.schedule, self.num_microbatches]
+        what: list[Any] = [[list(s.blocks) for s in self.stages], self.schedule, self.num_microbatches]
+        if self.num_ranks != self.num_stages or self.recomputed:
+            what += [self.num_ranks, list(self.recomputed)]
         return hashlib.blake2b(json.dumps(what).encode(), digest_size=8).hexdigest()
 
     def bounds(self) -> tuple[tuple[int, int], ...]:
@@ -116,6 +141,12 @@ class Plan:
                     "stages must follow the model's order"
                 )
 
+        for name in self.recomputed:
+            if name not in expected:
+                raise ValueError(f"plan: recomputed names unknown block {name!r}{nearest(name, expected)}")
+            if not program.blocks[program.index(name)].recomputable:
+                raise ValueError(f"plan: recomputed names block {name!r}, which is not recomputable in the model")
+
     def to_json(self) -> str:
         """The plan as JSON (schema: docs/pipeline.md)."""
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -132,7 +163,10 @@ class Plan:
         except json.JSONDecodeError as error:
             raise ValueError(f"plan: not valid JSON ({error})") from error
         fields = {"stages": list, "schedule": str, "num_microbatches": int, "step_s": float, "bubble": float}
-        values = _checked(data, fields, "plan")
+        later = {"num_ranks": int, "recomputed": list}  # absent in plans of one rank a stage, written by hand
+        given = {key: kind for key, kind in later.items() if isinstance(data, dict) and key in data}
+        values = _checked(data, {**fields, **given}, "plan")
+        values["recomputed"] = tuple(values.get("recomputed", ()))
         stage_fields = {
             "blocks": list, "forward_s": float, "backward_s": float, "memory_bytes": int, "send_bytes": int,
         }  # fmt: skip
@@ -143,6 +177,40 @@ class Plan:
                 raise ValueError(f"plan: stage {i}: blocks must be a list of block names")
             stages.append(StagePlan(**{**entry, "blocks": tuple(entry["blocks"])}))
         return cls(tuple(stages), **values)
+
+
+def check_schedule(schedule: str, *, num_microbatches: int, num_ranks: int, num_stages: int) -> None:
+    """Refuse what a schedule cannot do.
+
+    Raises:
+        ValueError: naming the field, its value and what is allowed.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"plan: schedule is {schedule!r}; allowed: {', '.join(SCHEDULES)}")
+    if num_microbatches < 1:
+        raise ValueError(f"plan: num_microbatches is {num_microbatches}; it must be at least 1")
+    if not 1 <= num_ranks <= num_stages:
+        raise ValueError(f"plan: num_ranks is {num_ranks}; {num_stages} stages need 1 to {num_stages}")
+    if schedule != "interleaved" and num_ranks != num_stages:
+        raise ValueError(
+            f"plan: {num_stages} stages on {num_ranks} ranks need the schedule interleaved; {schedule} runs one a rank"
+        )
+    if schedule == "1f1b" and num_microbatches < num_ranks:
+        raise ValueError(
+            f"plan: num_microbatches is {num_microbatches}, fewer than the {num_ranks} stages; "
+            "1f1b needs at least as many (or use the schedule gpipe)"
+        )
+    if schedule == "interleaved":
+        if num_stages % num_ranks:
+            raise ValueError(
+                f"plan: {num_stages} stages do not divide over {num_ranks} ranks; interleaved gives each rank as many"
+            )
+        rounds = max(1, num_microbatches // num_ranks)
+        if num_microbatches % rounds:
+            raise ValueError(
+                f"plan: num_microbatches is {num_microbatches}; interleaved on {num_ranks} ranks needs a multiple of "
+                f"{rounds} (max(1, num_microbatches // ranks)); a multiple of {num_ranks} always is one"
+            )
 
 
 def _checked(data: Any, fields: Mapping[str, type], where: str) -> dict[str, Any]:

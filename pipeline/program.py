@@ -14,7 +14,7 @@ whatever stage that block lives on.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -34,12 +34,16 @@ class Block:
         module: returns one tensor, or a tuple with one tensor for each entry of ``writes``.
         reads: batch inputs or tensors written by earlier blocks, in the order of the module's arguments.
         writes: at least one name; writing a name again replaces it for later blocks.
+        recomputable: what it writes may be computed again on every stage that reads it instead of being sent
+            there (rotary tables, position biases); the plan says which of the two is done. Such a block reads only
+            batch inputs and what other recomputable blocks write, and nobody writes its names again.
     """
 
     name: str
     module: nn.Module
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    recomputable: bool = False
 
     def __post_init__(self) -> None:
         if not self.name or any(not part.isidentifier() and not part.isdigit() for part in self.name.split(".")):
@@ -121,6 +125,7 @@ class BlockProgram(nn.Module):
                     )
                     raise ValueError(f"block {block.name!r} reads unknown name {name!r}{hint}")
             known.update(block.writes)
+        self._check_recomputable()
         for name in self.outputs:
             if name not in known:
                 raise ValueError(f"output {name!r} is written by no block{nearest(name, known)}")
@@ -137,6 +142,28 @@ class BlockProgram(nn.Module):
                 )
         if SAMPLE_ID in self.inputs and self.axis(SAMPLE_ID) != "sample":
             raise ValueError(f"axis of {SAMPLE_ID!r} must be 'sample'")
+
+    def _check_recomputable(self) -> None:
+        free = set(self.inputs)
+        for i, block in enumerate(self.blocks):
+            if not block.recomputable:
+                free -= set(block.writes)
+                continue
+            for name in block.reads:
+                if name not in free:
+                    raise ValueError(
+                        f"block {block.name!r} is recomputable but reads {name!r}, which a block that is not "
+                        "recomputable writes; only batch inputs are on every stage"
+                    )
+            for other in (*self.blocks[:i], *self.blocks[i + 1 :]):
+                for name in set(block.writes) & set(other.writes):
+                    raise ValueError(
+                        f"block {block.name!r} is recomputable, so {name!r} may not be written by "
+                        f"{other.name!r} as well; use another name"
+                    )
+            for name in set(block.writes) & set(self.inputs):
+                raise ValueError(f"block {block.name!r} is recomputable and may not replace the input {name!r}")
+            free |= set(block.writes)
 
     def _register(self, block: Block) -> None:
         parent: nn.Module = self
@@ -187,35 +214,64 @@ class BlockProgram(nn.Module):
             raise ValueError(f"unknown block {name!r}{nearest(name, self._index)}")
         return self._index[name]
 
-    def carry(self, cut: int) -> tuple[str, ...]:
+    def carry(self, cut: int, *, recomputed: Collection[str] = ()) -> tuple[str, ...]:
         """Computed tensors that must cross the cut before block ``cut``, in order of first writing.
 
-        Batch inputs never travel. ``carry(len(blocks))`` is the outputs.
+        Batch inputs never travel, nor does what the blocks named in ``recomputed`` write.
+        ``carry(len(blocks))`` is the outputs.
         """
         assert 0 <= cut <= len(self.blocks)
-        written = dict.fromkeys(name for block in self.blocks[:cut] for name in block.writes)
+        sent = (block for block in self.blocks[:cut] if block.name not in recomputed)
+        written = dict.fromkeys(name for block in sent for name in block.writes)
         if cut == len(self.blocks):
             return self.outputs
         return tuple(name for name in written if name in self._live[cut])
 
-    def inputs_of(self, first: int, last: int) -> tuple[str, ...]:
-        """Batch inputs that blocks ``[first, last)`` read, and ``sample_id`` if the program has it."""
-        written = {name for block in self.blocks[:first] for name in block.writes}
+    def rerun(self, first: int, last: int, *, recomputed: Collection[str]) -> tuple[Block, ...]:
+        """Blocks before ``first`` that a stage of blocks ``[first, last)`` computes again, in program order."""
+        needed = set(self._read_from_outside(first, last))
+        again: list[Block] = []
+        for block in reversed(self.blocks[:first]):
+            if block.name in recomputed and needed & set(block.writes):
+                again.append(block)
+                needed |= set(block.reads)
+        return tuple(reversed(again))
+
+    def _read_from_outside(self, first: int, last: int) -> tuple[str, ...]:
+        """Names that blocks ``[first, last)`` read (or leave as outputs) and do not write before."""
         needed: dict[str, None] = {}
+        written: set[str] = set()
         for block in self.blocks[first:last]:
             needed.update(dict.fromkeys(name for name in block.reads if name not in written))
             written.update(block.writes)
         if last == len(self.blocks):
             needed.update(dict.fromkeys(name for name in self.outputs if name not in written))
+        return tuple(needed)
+
+    def inputs_of(self, first: int, last: int, *, recomputed: Collection[str] = ()) -> tuple[str, ...]:
+        """Batch inputs that a stage of blocks ``[first, last)`` reads, and ``sample_id`` if the program has it."""
+        written = {name for block in self.blocks[:first] for name in block.writes}
+        again = self.rerun(first, last, recomputed=recomputed)
+        computed = {name for block in again for name in block.writes}
+        reads = (*(name for block in again for name in block.reads), *self._read_from_outside(first, last))
+        needed = dict.fromkeys(name for name in reads if name not in written and name not in computed)
         if SAMPLE_ID in self.inputs:
             needed[SAMPLE_ID] = None
         return tuple(needed)
 
-    def run(self, env: Mapping[str, Tensor], first: int = 0, last: int | None = None) -> dict[str, Tensor]:
+    def run(
+        self,
+        env: Mapping[str, Tensor],
+        first: int = 0,
+        last: int | None = None,
+        *,
+        recomputed: Collection[str] = (),
+    ) -> dict[str, Tensor]:
         """Run blocks ``[first, last)`` on the tensors of ``env``; gives what is alive afterwards.
 
         Args:
             env: the batch inputs of these blocks and the carry of cut ``first``.
+            recomputed: names of blocks that are computed again here instead of having been sent here.
 
         Raises:
             ValueError: if a block returns another number of tensors than it declares.
@@ -223,7 +279,7 @@ class BlockProgram(nn.Module):
         last = len(self.blocks) if last is None else last
         state = dict(env)
         ids = state.get(SAMPLE_ID)
-        for block in self.blocks[first:last]:
+        for block in (*self.rerun(first, last, recomputed=recomputed), *self.blocks[first:last]):
             with keyed.block(block.name, ids=ids):
                 result = block.module(*[state[name] for name in block.reads])
             values = (result,) if isinstance(result, Tensor) else result
@@ -231,7 +287,7 @@ class BlockProgram(nn.Module):
                 got = type(values).__name__ if not isinstance(values, tuple | list) else f"{len(values)} values"
                 raise ValueError(f"block {block.name!r} returned {got}; it must return {block.writes}")
             state.update(zip(block.writes, values, strict=True))
-        return {name: state[name] for name in self.carry(last)}
+        return {name: state[name] for name in self.carry(last, recomputed=recomputed)}
 
     def forward(self, env: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run the whole program; gives the outputs by name."""
