@@ -8,7 +8,7 @@ gradient contiguous and is not a view of the leaf, so that the next block may wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,15 +56,16 @@ class Shape:
 
 
 class _Cuts(nn.Module):
-    def __init__(self, program: BlockProgram, bounds: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, program: BlockProgram, bounds: Sequence[tuple[int, int]], recomputed: Collection[str]) -> None:
         super().__init__()
-        self.program, self.bounds = program, bounds
+        self.program, self.bounds, self.recomputed = program, bounds, recomputed
 
     def forward(self, batch: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         carries: list[dict[str, Tensor]] = []
         for first, last in self.bounds:
-            inputs = {name: batch[name] for name in self.program.inputs_of(first, last)}
-            carries.append(self.program.run({**inputs, **(carries[-1] if carries else {})}, first, last))
+            inputs = {n: batch[n] for n in self.program.inputs_of(first, last, recomputed=self.recomputed)}
+            env = {**inputs, **(carries[-1] if carries else {})}
+            carries.append(self.program.run(env, first, last, recomputed=self.recomputed))
         return carries
 
 
@@ -74,6 +75,7 @@ def carry_shapes(
     microbatch: Mapping[str, Shape],
     *,
     device: torch.device,
+    recomputed: Collection[str] = (),
 ) -> list[dict[str, Shape]]:
     """Shapes of the carry after each stage for one micro-batch, without computing or communicating.
 
@@ -82,7 +84,7 @@ def carry_shapes(
     Raises:
         ValueError: where a shape (or a branch) depends on data, which no static buffer can receive.
     """
-    probe = _Cuts(program, bounds)
+    probe = _Cuts(program, bounds, recomputed)
     # Fake twins: one for each tensor, so that ties stay ties, and one name for each place that holds it:
     # swapping a module under two of its names would restore the twin instead of the original.
     real = [

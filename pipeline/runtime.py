@@ -1,6 +1,6 @@
-"""Runs a plan: forward and backward of one batch over the stages, gradients left in ``.grad``.
+"""Runs a plan: forward and backward of one batch over the ranks, gradients left in ``.grad``.
 
-Several stages run on the schedules of ``torch.distributed.pipelining``; one stage is a plain loop. Either
+Several ranks run on the schedules of ``torch.distributed.pipelining``; one rank is a plain loop. Either
 way each micro-batch's loss is a plain sum of contributions that were divided by global denominators
 beforehand, so no cut or split rescales anything.
 
@@ -16,7 +16,7 @@ Choices and their price:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -24,17 +24,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from pipeline import keyed
-from pipeline.boundary import Shape, boundary, carry_shapes
-from pipeline.plan_file import SCHEDULES, Plan
+from pipeline.boundary import Shape, carry_shapes
+from pipeline.plan_file import Plan, check_schedule
 from pipeline.program import SAMPLE_ID, BlockProgram, nearest
+from pipeline.simulate import Event
+from pipeline.stage import LOSSES, Recorder, RecordingStage, Slices, StageModule
 from pipeline.ties import Ties
-
-LOSSES = "losses"
-_LIBRARY_SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 @dataclass
@@ -42,7 +40,7 @@ class StepResult:
     """Result of `Pipeline.step`.
 
     Attributes:
-        outputs: the program's outputs for the whole batch, detached; None except on the last stage.
+        outputs: the program's outputs for the whole batch, detached; None except on the rank of the last stage.
     """
 
     outputs: dict[str, Tensor] | None
@@ -53,7 +51,7 @@ class StepResult:
 
     def outputs_everywhere(self) -> dict[str, Tensor]:
         """The outputs on every rank of the pipeline (a broadcast: all its ranks must call it)."""
-        if self._last_rank == 0:
+        if self._last_rank == 0 and not self._shapes:
             assert self.outputs is not None
             return self.outputs
         result = {}
@@ -66,61 +64,11 @@ class StepResult:
         return result
 
 
-class _Slices:
-    """Rows of the batch by micro-batch. Inputs that need gradients become leaves of their own."""
-
-    def __init__(self, program: BlockProgram, batch: Mapping[str, Tensor], names: Sequence[str], count: int) -> None:
-        self._program, self._batch = program, batch
-        self._leaves: dict[str, list[Tensor]] = {name: [] for name in names if batch[name].requires_grad}
-        self.rows: list[dict[str, Tensor]] = []
-        for i in range(count):
-            rows = {}
-            for name in names:
-                rows[name] = program.slice_rows(name, batch[name].detach(), i, count)
-                if name in self._leaves:
-                    # A detached whole tensor shares nothing that in-place work or .grad could spoil.
-                    rows[name] = rows[name].detach().requires_grad_()
-                    self._leaves[name].append(rows[name])
-            self.rows.append(rows)
-
-    def backward(self) -> None:
-        """Hand the gradients collected in the slices to the batch's own tensors."""
-        roots, grads = [], []
-        for name, leaves in self._leaves.items():
-            if all(leaf.grad is None for leaf in leaves):
-                continue
-            parts = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-            whole = self._program.axis(name) is None
-            roots.append(self._batch[name])
-            grads.append(torch.stack(parts).sum(0) if whole else torch.cat(parts))
-        if roots:
-            torch.autograd.backward(roots, grads)
-
-
-class _Stage(nn.Module):
-    """The module that the library runs: carry in, carry (or outputs) out. Blocks are not registered in it."""
-
-    def __init__(self, program: BlockProgram, first: int, last: int) -> None:
-        super().__init__()
-        self._run = lambda env: program.run(env, first, last)
-        self._reads, self._writes = program.carry(first), program.carry(last)
-        self._is_last = last == len(program.blocks)
-        self.rows: list[dict[str, Tensor]] = []
-        self.outputs: list[dict[str, Tensor]] = []
-
-    def forward(self, *carry: Tensor, microbatch: int) -> tuple[Tensor, ...]:
-        env = {name: boundary(tensor) for name, tensor in zip(self._reads, carry, strict=True)}
-        result = self._run({**self.rows[microbatch], **env})
-        if self._is_last:
-            self.outputs.append({name: tensor.detach() for name, tensor in result.items()})
-            return (result[LOSSES].sum(),)
-        return tuple(boundary(result[name]) for name in self._writes)
-
-
 @dataclass
 class _Runtime:
-    stage: _Stage
-    schedule: PipelineScheduleSingle
+    modules: list[StageModule]
+    schedule: ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
+    output_shapes: dict[str, Shape]
 
 
 class Pipeline:
@@ -131,17 +79,19 @@ class Pipeline:
 
     Args:
         program: the whole program, on every rank, with equal parameters.
-        plan: blocks of each stage.
-        group: ranks of this pipeline, stage by stage (None: all ranks). Unused with one stage.
+        plan: blocks of each stage, and how many ranks they run on.
+        group: ranks of this pipeline, in order (None: all ranks). Unused with one rank.
         num_microbatches, schedule: override the plan's.
         timeout_s: longest wait for another rank within a step (over a process group made for this).
+        record: measure when each stage computes; see ``events``.
 
     Attributes:
-        stage: index of this rank's stage.
-        parameters_here: parameters of this stage by canonical name.
-        inputs_here: batch inputs that this stage reads (and ``sample_id``).
+        rank, num_ranks: of this pipeline.
+        stages_here: the stages that this rank runs.
+        parameters_here: parameters of these stages by canonical name.
+        inputs_here: batch inputs that these stages read (and ``sample_id``).
         owned: names in ``parameters_here`` that this rank counts in a global norm (of the holders of a
-            tied parameter, the first stage counts it).
+            tied parameter, the first rank counts it).
 
     Raises:
         ValueError: if plan, group and program do not fit.
@@ -156,44 +106,48 @@ class Pipeline:
         num_microbatches: int | None = None,
         schedule: str | None = None,
         timeout_s: float = 300.0,
+        record: bool = False,
     ) -> None:
         plan.validate(program)
         if LOSSES not in program.outputs:
             raise ValueError(f"the program must output {LOSSES!r}{nearest(LOSSES, program.outputs)}")
         self.program, self.plan, self.group = program, plan, group
-        self.num_stages = plan.num_stages
+        self.num_ranks = plan.num_ranks
         self.num_microbatches = plan.num_microbatches if num_microbatches is None else num_microbatches
         self.schedule = plan.schedule if schedule is None else schedule
-        if self.num_microbatches < 1:
-            raise ValueError(f"num_microbatches is {self.num_microbatches}; it must be at least 1")
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule is {self.schedule!r}; allowed: {', '.join(SCHEDULES)}")
-        if self.schedule == "1f1b" and self.num_microbatches < self.num_stages:
-            raise ValueError(
-                f"num_microbatches is {self.num_microbatches}, fewer than the {self.num_stages} stages; "
-                "1f1b needs at least as many (or use gpipe)"
-            )
-        self.stage = self._join(timeout_s)
+        check_schedule(
+            self.schedule,
+            num_microbatches=self.num_microbatches,
+            num_ranks=plan.num_ranks,
+            num_stages=plan.num_stages,
+        )
+        self.rank = self._join(timeout_s)
+        self.stages_here = plan.stages_of(self.rank)
         self._bounds = plan.bounds()
-        self._first, self._last = self._bounds[self.stage]
-        self.inputs_here = program.inputs_of(self._first, self._last)
-        self._ties = Ties(program, plan, stage=self.stage, group=self.group)
+        needed = [program.inputs_of(*self._bounds[s], recomputed=plan.recomputed) for s in self.stages_here]
+        self.inputs_here = tuple(dict.fromkeys(name for names in needed for name in names))
+        self._ties = Ties(program, plan, rank=self.rank, group=self.group)
         holders = self._ties.holders
         names = program.named_parameters_global()
-        self.parameters_here = {n: p for n, p in names.items() if self.stage in holders[n]}
-        self.owned = frozenset(n for n in self.parameters_here if holders[n][0] == self.stage)
+        self.parameters_here = {n: p for n, p in names.items() if self.rank in holders[n]}
+        self.owned = frozenset(n for n in self.parameters_here if holders[n][0] == self.rank)
         self.device = next((p.device for p in self.parameters_here.values()), torch.device("cpu"))
+        self._recorder = Recorder() if record else None
         self._runtimes: dict[Any, _Runtime] = {}
-        self._output_shapes: dict[Any, dict[str, Shape]] = {}
+
+    @property
+    def has_last_stage(self) -> bool:
+        """Whether this rank runs the last stage, and so has the outputs."""
+        return self.rank == self.plan.last_rank
 
     def _join(self, timeout_s: float) -> int:
-        if self.num_stages == 1:
+        if self.num_ranks == 1:
             return 0
         if not dist.is_initialized():
-            raise ValueError(f"the plan has {self.num_stages} stages, but torch.distributed is not initialised")
+            raise ValueError(f"the plan has {self.num_ranks} ranks, but torch.distributed is not initialised")
         size = dist.get_world_size(self.group)
-        if size != self.num_stages:
-            raise ValueError(f"the plan has {self.num_stages} stages, but its process group has {size} ranks")
+        if size != self.num_ranks:
+            raise ValueError(f"the plan has {self.num_ranks} ranks, but its process group has {size}")
         # A group of its own: gloo keeps the timeout that a group was created with (set_timeout has no
         # effect on its sends and receives). Only the pipeline's ranks take part in creating it.
         group = dist.new_group(
@@ -211,47 +165,53 @@ class Pipeline:
 
         Args:
             batch: at least ``inputs_here``, all rows (B) of this replica; the same on every rank. An
-                input that requires gradients gets this stage's part: sum over the ranks that read it.
+                input that requires gradients gets this rank's part: sum over the ranks that read it.
             seed, step: key of the random draws.
 
         Raises:
             ValueError: on every rank, before anything is sent, if a rank's batch is wrong.
         """
-        shapes = self._agree(batch)
-        slices = _Slices(self.program, batch, self.inputs_here, self.num_microbatches)
+        shapes = self.agree(batch)
+        slices = Slices(self.program, batch, self.inputs_here, self.num_microbatches)
         before = self._ties.set_aside()
         output_shapes: dict[str, Shape] = {}
+        if self._recorder is not None:
+            self._recorder.start()
         with keyed.scope(seed=seed, step=step):
-            if self.num_stages == 1:
+            if self.num_ranks == 1:
                 outputs = self._run_here(slices)
             else:
-                outputs, output_shapes = self._run_stage(slices, shapes)
+                outputs, output_shapes = self._run_stages(slices, shapes)
         self._ties.reduce(before, device=self.device)
         slices.backward()
         joined = None
         if outputs:
             joined = {name: torch.cat([part[name] for part in outputs]) for name in self.program.outputs}
-        return StepResult(joined, output_shapes, self.device, self.group, self.num_stages - 1)
+        return StepResult(joined, output_shapes, self.device, self.group, self.plan.last_rank)
 
-    def _agree(self, batch: Mapping[str, Tensor]) -> dict[str, Shape]:
-        """Shapes of all program inputs, from all ranks."""
+    def agree(self, batch: Mapping[str, Tensor]) -> dict[str, Shape]:
+        """Shapes of all program inputs, from all ranks (a small collective).
+
+        Raises:
+            ValueError: on every rank, if a rank's batch is wrong or differs from another's.
+        """
         error, shapes = "", {}
         try:
             shapes = self._check(batch)
         except ValueError as problem:
             error = str(problem)
-        if self.num_stages > 1:
-            gathered: list[Any] = [None] * self.num_stages
+        if self.num_ranks > 1:
+            gathered: list[Any] = [None] * self.num_ranks
             dist.all_gather_object(gathered, (error, shapes), group=self.group)
             if not error:
-                error = next((f"stage {i}: {e}" for i, (e, _) in enumerate(gathered) if e), "")
+                error = next((f"rank {i}: {e}" for i, (e, _) in enumerate(gathered) if e), "")
             shapes = {}
-            for stage, (_, theirs) in enumerate(gathered):
+            for rank, (_, theirs) in enumerate(gathered):
                 for name, shape in theirs.items():
                     known = shapes.setdefault(name, shape)
                     if (known.size, known.dtype) != (shape.size, shape.dtype) and not error:
                         error = (
-                            f"input {name!r} is {shape.size} {shape.dtype} on stage {stage}, "
+                            f"input {name!r} is {shape.size} {shape.dtype} on rank {rank} of the pipeline, "
                             f"elsewhere {known.size} {known.dtype}"
                         )
                     if shape.requires_grad and not known.requires_grad:
@@ -263,9 +223,8 @@ class Pipeline:
     def _check(self, batch: Mapping[str, Tensor]) -> dict[str, Shape]:
         for name in self.inputs_here:
             if name not in batch:
-                raise ValueError(
-                    f"the batch lacks input {name!r}, which stage {self.stage} reads{nearest(name, batch)}"
-                )
+                stages = ", ".join(str(s) for s in self.stages_here)
+                raise ValueError(f"the batch lacks input {name!r}, which stage {stages} reads{nearest(name, batch)}")
         num_samples = self.program.num_samples(batch)
         if num_samples % self.num_microbatches:
             raise ValueError(
@@ -273,7 +232,7 @@ class Pipeline:
                 f"{self.num_microbatches} micro-batches; "
                 "pad it with samples of weight 0 or change num_microbatches"
             )
-        # A stage that does not read an input says nothing about its gradient.
+        # A rank that does not read an input says nothing about its gradient.
         return {
             name: Shape(
                 tuple(batch[name].shape),
@@ -284,16 +243,20 @@ class Pipeline:
             if name in batch
         }
 
-    def _run_here(self, slices: _Slices) -> list[dict[str, Tensor]]:
+    def _run_here(self, slices: Slices) -> list[dict[str, Tensor]]:
         outputs = []
-        for rows in slices.rows:
-            result = self.program.run(rows)
-            result[LOSSES].sum().backward()
+        for i, rows in enumerate(slices.rows):
+            if self._recorder is None:
+                result = self.program.run(rows)
+                result[LOSSES].sum().backward()
+            else:
+                result = self._recorder.timed("forward", 0, i, lambda rows=rows: self.program.run(rows))  # type: ignore[misc]
+                self._recorder.timed("backward", 0, i, result[LOSSES].sum().backward)
             outputs.append({name: tensor.detach() for name, tensor in result.items()})
         return outputs
 
-    def _run_stage(
-        self, slices: _Slices, shapes: Mapping[str, Shape]
+    def _run_stages(
+        self, slices: Slices, shapes: Mapping[str, Shape]
     ) -> tuple[list[dict[str, Tensor]], dict[str, Shape]]:
         key = (
             tuple(sorted(shapes.items())),
@@ -301,9 +264,10 @@ class Pipeline:
             torch.is_autocast_enabled(self.device.type),
         )
         if key not in self._runtimes:
-            self._runtimes[key], self._output_shapes[key] = self._build(shapes)
+            self._runtimes[key] = self._build(shapes)
         runtime = self._runtimes[key]
-        runtime.stage.rows, runtime.stage.outputs = slices.rows, []
+        for module in runtime.modules:
+            module.rows, module.outputs = slices.rows, []
         count = self.num_microbatches
         try:
             runtime.schedule.step(
@@ -312,45 +276,83 @@ class Pipeline:
                 target_mbs=[None] * count,
                 return_outputs=False,
             )
-            return runtime.stage.outputs, self._output_shapes[key]
+            return runtime.modules[-1].outputs, runtime.output_shapes
         finally:
-            runtime.stage.rows, runtime.stage.outputs = [], []
+            for module in runtime.modules:
+                module.rows, module.outputs = [], []
 
-    def _build(self, shapes: Mapping[str, Shape]) -> tuple[_Runtime, dict[str, Shape]]:
-        count = self.num_microbatches
-        missing = [name for name in self.program.inputs if name not in shapes and name != SAMPLE_ID]
-        assert not missing, f"no stage has given {missing}"  # every input is read by some stage
-        micro = {}
+    def microbatch_shapes(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        """Shapes of one micro-batch of the inputs, from those of the batch."""
+        count, micro = self.num_microbatches, {}
         for name, shape in shapes.items():
             rows = shape.size if self.program.axis(name) is None else (shape.size[0] // count, *shape.size[1:])
             micro[name] = Shape(rows, shape.dtype, shape.requires_grad)
-        carries = carry_shapes(self.program, self._bounds, micro, device=self.device)
-        before = carries[self.stage - 1] if self.stage else {}
-        module = _Stage(self.program, self._first, self._last)
-        if self.stage == self.num_stages - 1:
-            loss = carries[-1][LOSSES]
-            if not loss.requires_grad:
-                raise ValueError(f"output {LOSSES!r} depends on nothing that needs a gradient")
-            after = {"loss": Shape((), loss.dtype, True)}
+        return micro
+
+    def carries(self, shapes: Mapping[str, Shape]) -> list[dict[str, Shape]]:
+        """Shapes of what each stage sends for a micro-batch; of the outputs for the last."""
+        missing = [name for name in self.program.inputs if name not in shapes and name != SAMPLE_ID]
+        assert not missing, f"no rank has given {missing}"  # every input is read by some stage
+        return carry_shapes(
+            self.program,
+            self._bounds,
+            self.microbatch_shapes(shapes),
+            device=self.device,
+            recomputed=self.plan.recomputed,
+        )
+
+    def _build(self, shapes: Mapping[str, Shape]) -> _Runtime:
+        carries, count = self.carries(shapes), self.num_microbatches
+        loss = carries[-1][LOSSES]
+        if not loss.requires_grad:
+            raise ValueError(f"output {LOSSES!r} depends on nothing that needs a gradient")
+        sent = [*carries[:-1], {"loss": Shape((), loss.dtype, True)}]
+        modules, stages = [], []
+        for s in self.stages_here:
+            module = StageModule(self.program, *self._bounds[s], recomputed=self.plan.recomputed)
+            stage = (RecordingStage if self._recorder is not None else PipelineStage)(
+                module,
+                s,
+                self.plan.num_stages,
+                self.device,
+                input_args=tuple(shape.empty("meta") for shape in (sent[s - 1].values() if s else ())),
+                output_args=tuple(shape.empty("meta") for shape in sent[s].values()),
+                group=self.group,
+            )
+            if isinstance(stage, RecordingStage):
+                assert self._recorder is not None
+                stage.recorder = self._recorder
+            modules.append(module)
+            stages.append(stage)
+        how: dict[str, Any] = {"n_microbatches": count, "loss_fn": lambda output, _: output[0], "scale_grads": False}
+        schedule: ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
+        if self.schedule == "interleaved":
+            schedule = ScheduleInterleaved1F1B(stages, **how)  # type: ignore[arg-type]
+        elif self.schedule == "1f1b":
+            schedule = Schedule1F1B(stages[0], **how)
         else:
-            after = carries[self.stage]
-        stage = PipelineStage(
-            module,
-            self.stage,
-            self.num_stages,
-            self.device,
-            input_args=tuple(shape.empty("meta") for shape in before.values()),
-            output_args=tuple(shape.empty("meta") for shape in after.values()),
-            group=self.group,
-        )
-        schedule = _LIBRARY_SCHEDULES[self.schedule](
-            stage, n_microbatches=count, loss_fn=lambda output, _: output[0], scale_grads=False
-        )
+            schedule = ScheduleGPipe(stages[0], **how)
         outputs = {n: Shape((s.size[0] * count, *s.size[1:]), s.dtype, False) for n, s in carries[-1].items()}
-        return _Runtime(module, schedule), outputs
+        return _Runtime(modules, schedule, outputs)
+
+    def events(self) -> list[Event]:
+        """When the stages of all ranks computed in the last step, with ``record`` (a collective).
+
+        Times are seconds since a rank began its step, which all ranks do together.
+
+        Raises:
+            ValueError: without ``record``.
+        """
+        if self._recorder is None:
+            raise ValueError("nothing was recorded; make the pipeline with record=True")
+        gathered: list[Any] = [self._recorder.events]
+        if self.num_ranks > 1:
+            gathered = [None] * self.num_ranks
+            dist.all_gather_object(gathered, self._recorder.events, group=self.group)
+        return sorted((event for events in gathered for event in events), key=lambda e: (e.start_s, e.stage))
 
     def check_ties(self) -> None:
-        """Compare the copies of tied parameters over the stages, bit for bit (a small collective).
+        """Compare the copies of tied parameters over the ranks, bit for bit (a small collective).
 
         Raises:
             RuntimeError: naming the first parameter whose copies differ.
@@ -358,23 +360,32 @@ class Pipeline:
         self._ties.check()
 
     def release_other_stages(self) -> None:
-        """Free parameters and buffers that only other stages use (they become meta tensors).
+        """Free parameters and buffers that only other ranks use (they become meta tensors).
 
-        The program then only runs this stage's blocks. Call it before building an optimiser.
+        The program then only runs this rank's stages. Call it before building an optimiser.
         """
-        blocks = self.program.blocks
-        keep = {id(t) for b in blocks[self._first : self._last] for t in (*b.module.parameters(), *b.module.buffers())}
+        here = {name for stage in self.stages_here for name in self.plan.stages[stage].blocks}
+        for s in self.stages_here:
+            here |= {block.name for block in self.program.rerun(*self._bounds[s], recomputed=self.plan.recomputed)}
+        mine = [block for block in self.program.blocks if block.name in here]
+        keep = {id(t) for block in mine for t in (*block.module.parameters(), *block.module.buffers())}
         ghosts: dict[int, Tensor] = {}
-        for block in (*blocks[: self._first], *blocks[self._last :]):
-            for module in block.module.modules():
-                for store in (module._parameters, module._buffers):
-                    for name, tensor in store.items():
-                        if tensor is None or id(tensor) in keep:
-                            continue
-                        if id(tensor) not in ghosts:
-                            ghost: Tensor = tensor.detach().to("meta")
-                            if isinstance(tensor, nn.Parameter):
-                                ghost = nn.Parameter(ghost, requires_grad=tensor.requires_grad)
-                            ghosts[id(tensor)] = ghost
-                            keep.add(id(ghost))
-                        store[name] = ghosts[id(tensor)]  # type: ignore[assignment]
+        for block in self.program.blocks:
+            if block.name not in here:
+                _release(block.module, keep, ghosts)
+
+
+def _release(block: nn.Module, keep: set[int], ghosts: dict[int, Tensor]) -> None:
+    """Put meta tensors in place of those not in ``keep``; one for each, so that ties stay ties."""
+    for module in block.modules():
+        for store in (module._parameters, module._buffers):
+            for name, tensor in store.items():
+                if tensor is None or id(tensor) in keep:
+                    continue
+                if id(tensor) not in ghosts:
+                    ghost: Tensor = tensor.detach().to("meta")
+                    if isinstance(tensor, nn.Parameter):
+                        ghost = nn.Parameter(ghost, requires_grad=tensor.requires_grad)
+                    ghosts[id(tensor)] = ghost
+                    keep.add(id(ghost))
+                store[name] = ghosts[id(tensor)]  # type: ignore[assignment]

@@ -1,7 +1,7 @@
-"""Parameters held by several stages: one gradient, one count in the norm, equal copies.
+"""Parameters held by several ranks: one gradient, one count in the norm, equal copies.
 
-The stages of a tie keep copies, and the sum of their gradients goes to all of them after the backward,
-in one flat all-reduce over the pipeline in which stages without a copy contribute zeros. That sends more
+The ranks of a tie keep copies, and the sum of their gradients goes to all of them after the backward,
+in one flat all-reduce over the pipeline in which ranks without a copy contribute zeros. That sends more
 than a group for each set of holders would, and needs no further process groups.
 """
 
@@ -20,19 +20,22 @@ from pipeline.program import BlockProgram
 
 
 class Ties:
-    """The tied parameters of a plan, seen from one stage.
+    """The tied parameters of a plan, seen from one rank.
 
     Attributes:
-        holders: for every parameter of the program, the stages that hold it, in order.
+        holders: for every parameter of the program, the ranks that hold it, in order of their stages.
     """
 
-    def __init__(self, program: BlockProgram, plan: Plan, *, stage: int, group: dist.ProcessGroup | None) -> None:
-        self._program, self._stage, self._group = program, stage, group
-        self._num_stages = plan.num_stages
+    def __init__(self, program: BlockProgram, plan: Plan, *, rank: int, group: dist.ProcessGroup | None) -> None:
+        self._program, self._rank, self._group = program, rank, group
+        self._num_ranks = plan.num_ranks
         self.holders: dict[str, list[int]] = {name: [] for name in program.named_parameters_global()}
-        for index, stage_plan in enumerate(plan.stages):
-            for name in {n for block in stage_plan.blocks for n in program.block_parameters(block)}:
-                self.holders[name].append(index)
+        for index, ((first, last), stage_plan) in enumerate(zip(plan.bounds(), plan.stages, strict=True)):
+            again = program.rerun(first, last, recomputed=plan.recomputed)
+            blocks = (*(block.name for block in again), *stage_plan.blocks)
+            for name in {n for block in blocks for n in program.block_parameters(block)}:
+                if index % plan.num_ranks not in self.holders[name]:
+                    self.holders[name].append(index % plan.num_ranks)
 
     def _tied(self) -> dict[str, torch.nn.Parameter]:
         names = self._program.named_parameters_global()
@@ -64,7 +67,7 @@ class Ties:
                 total, touched = flat[offset : offset + p.numel()], flat[offset + p.numel()]
                 offset += p.numel() + 1
                 old = before[name]
-                if self._stage not in self.holders[name]:
+                if self._rank not in self.holders[name]:
                     p.grad = None
                 elif touched > 0:
                     grad = total.view(p.shape).clone()
@@ -78,16 +81,16 @@ class Ties:
         Raises:
             RuntimeError: naming the first parameter whose copies differ.
         """
-        if self._num_stages == 1:
+        if self._num_ranks == 1:
             return
         names = self._program.named_parameters_global()
-        tied = {name: stages for name, stages in self.holders.items() if len(stages) > 1}
-        mine = {name: _digest(names[name]) for name, stages in tied.items() if self._stage in stages}
-        gathered: list[Any] = [None] * self._num_stages
+        tied = {name: ranks for name, ranks in self.holders.items() if len(ranks) > 1}
+        mine = {name: _digest(names[name]) for name, ranks in tied.items() if self._rank in ranks}
+        gathered: list[Any] = [None] * self._num_ranks
         dist.all_gather_object(gathered, mine, group=self._group)
-        for name, stages in tied.items():
-            if len({gathered[stage][name] for stage in stages}) > 1:
-                raise RuntimeError(f"copies of tied parameter {name!r} differ between stages {stages}")
+        for name, ranks in tied.items():
+            if len({gathered[rank][name] for rank in ranks}) > 1:
+                raise RuntimeError(f"copies of tied parameter {name!r} differ between ranks {ranks}")
 
 
 def _digest(tensor: Tensor) -> str:

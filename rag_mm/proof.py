@@ -87,7 +87,7 @@ def _shrunk(config: Config, joint: JointStep, pipeline: Pipeline) -> Pipeline:
         torch.manual_seed(config.train.seed)
         vocabulary = len(joint.collator.tokenizer)
         program = fid_program(small, config.objectives, vocabulary=vocabulary, image_size=config.data.image_size)
-    blocks, stages = len(program.blocks), pipeline.num_stages
+    blocks, stages = len(program.blocks), pipeline.num_ranks
     if stages > blocks:
         raise ProofError(
             f"parallel.verify shrunk: {stages} stages, but the shrunk reader has {blocks} blocks; use full"

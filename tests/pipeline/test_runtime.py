@@ -36,7 +36,7 @@ def _step(
     grads = {n: p.grad for n, p in pipeline.parameters_here.items() if p.grad is not None}
     assert set(grads) == set(pipeline.parameters_here)
     everywhere = result.outputs_everywhere()
-    assert (result.outputs is not None) == (pipeline.stage == pipeline.num_stages - 1)
+    assert (result.outputs is not None) == (pipeline.has_last_stage)
     leaf = batch["scores"].grad
     return grads, everywhere, leaf, {"scores": leaf} if leaf is not None else {}, pipeline.owned
 
@@ -139,9 +139,9 @@ def _bad_batch(kind: str) -> str:
     program = fid_program()
     pipeline = Pipeline(program, Plan.from_cuts(program, [2], num_microbatches=4, schedule="gpipe"), timeout_s=30)
     batch = fid_batch(6) if kind == "uneven" else fid_batch(8)
-    if kind == "missing" and pipeline.stage == 1:
+    if kind == "missing" and pipeline.rank == 1:
         del batch["labels"]
-    if kind == "differs" and pipeline.stage == 1:
+    if kind == "differs" and pipeline.rank == 1:
         batch = fid_batch(12)
     with pytest.raises(ValueError) as error:
         pipeline.step(batch, seed=0, step=0)
@@ -163,7 +163,7 @@ def _frozen_first_stage() -> list[str]:
 def _ties_drift() -> str:
     program = fid_program()
     pipeline = Pipeline(program, Plan.from_cuts(program, [2], num_microbatches=2), timeout_s=30)
-    if pipeline.stage == 1:
+    if pipeline.rank == 1:
         with torch.no_grad():
             pipeline.parameters_here["embed.table.weight"][0, 0] += 1e-6
     with pytest.raises(RuntimeError) as error:
@@ -186,7 +186,7 @@ def test_two_ranks_agree_on_errors_ties_and_frozen_stages() -> None:
     for rank in (first, second):
         assert "6 samples does not divide into 4 micro-batches" in rank["bad"]["uneven"]
         assert "lacks input 'labels'" in rank["bad"]["missing"]
-        assert "stage 1" in rank["bad"]["differs"]
+        assert "rank 1" in rank["bad"]["differs"]
         assert "embed.table.weight" in rank["drift"]
     assert first["frozen"] == [] and "head.temperature" in second["frozen"]
 
@@ -195,7 +195,7 @@ def _stall() -> tuple[float, str]:
     program = fid_program()
     pipeline = Pipeline(program, Plan.from_cuts(program, [2], num_microbatches=2), timeout_s=2)
     pipeline.step(fid_batch(), seed=0, step=0)
-    if pipeline.stage == 1:
+    if pipeline.rank == 1:
         program.blocks[3].module.register_forward_hook(lambda *_: time.sleep(6))
     start = time.monotonic()
     with pytest.raises(RuntimeError) as error:
@@ -234,7 +234,7 @@ def test_two_replicas_of_two_stages_sum_to_the_whole_batch() -> None:
 def _one_rank_dies() -> None:
     program = fid_program()
     pipeline = Pipeline(program, Plan.from_cuts(program, [2], num_microbatches=2), timeout_s=5)
-    if pipeline.stage == 1:
+    if pipeline.rank == 1:
         raise ArithmeticError("on purpose")
     pipeline.step(fid_batch(), seed=0, step=0)
 
