@@ -36,6 +36,8 @@ class BlockProfile:
         stateful: buffers change in the forward.
         mixes: where and how rows mix ("" if they do not).
         ties: canonical parameter name -> its bytes, for parameters that other blocks hold too.
+        recomputable: the plan may have it computed again where its results are read (`pipeline.program`).
+        reads, writes: names of tensors.
     """
 
     name: str
@@ -49,16 +51,28 @@ class BlockProfile:
     stateful: bool
     mixes: str
     ties: dict[str, int]
+    recomputable: bool = False
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A traced program. ``carry_bytes[i]`` is what crosses a cut after block i (0 after the last)."""
+    """A traced program.
+
+    Attributes:
+        carry_bytes: ``[i]`` is what crosses a cut after block i for a micro-batch (0 after the last), nothing
+            being recomputed.
+        recomputable_carries: ``[i]`` says which part of that recomputable blocks write, by name.
+        outputs: names that the program leaves.
+    """
 
     blocks: tuple[BlockProfile, ...]
     carry_bytes: tuple[int, ...]
     num_microbatches: int
     num_samples: int
+    recomputable_carries: tuple[dict[str, int], ...] = ()
+    outputs: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -72,8 +86,14 @@ class Profile:
         """
         try:
             data = json.loads(text)
-            blocks = tuple(BlockProfile(**block) for block in data.pop("blocks"))
-            return cls(blocks, tuple(data.pop("carry_bytes")), **data)
+            lists = ("carry_bytes", "recomputable_carries", "outputs")
+            blocks = tuple(
+                BlockProfile(
+                    **{**block, "reads": tuple(block.get("reads", ())), "writes": tuple(block.get("writes", ()))}
+                )
+                for block in data.pop("blocks")
+            )
+            return cls(blocks, **{key: tuple(value) if key in lists else value for key, value in data.items()})
         except (json.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a profile written by this program ({error})") from error
 
@@ -110,7 +130,8 @@ def trace(
         for name, tensor in batch.items()
     }
     wants = {name for name, tensor in batch.items() if tensor.requires_grad}
-    profiles, carry_bytes = [], []
+    profiles, carry_bytes, recomputable_carries = [], [], []
+    again = {name for block in program.blocks if block.recomputable for name in block.writes}
     with unchanged_buffers(program):
         for i, block in enumerate(program.blocks):
             found = classify(program, block, whole, grads=wants) if lineage else Lineage("unknown", False, "")
@@ -118,8 +139,13 @@ def trace(
             profile, micro, wants = _measure(program, block, micro, wants, found, repeats=repeats, warmup=warmup)
             profiles.append(profile)
             last = i + 1 == len(program.blocks)
-            carry_bytes.append(0 if last else sum(_bytes(micro[name]) for name in program.carry(i + 1)))
-    return Profile(tuple(profiles), tuple(carry_bytes), num_microbatches, num_samples)
+            carry = {} if last else {name: _bytes(micro[name]) for name in program.carry(i + 1)}
+            carry_bytes.append(sum(carry.values()))
+            recomputable_carries.append({name: size for name, size in carry.items() if name in again})
+    return Profile(
+        tuple(profiles), tuple(carry_bytes), num_microbatches, num_samples,
+        recomputable_carries=tuple(recomputable_carries), outputs=program.outputs,
+    )  # fmt: skip
 
 
 def _measure(
@@ -179,6 +205,9 @@ def _measure(
         stateful=found.stateful,
         mixes=found.mixes,
         ties={name: _bytes(p) for name, p in names.items() if name in shared},
+        recomputable=block.recomputable,
+        reads=block.reads,
+        writes=block.writes,
     )
     after = {**env, **{name: tensor.detach() for name, tensor in written.items()}}
     grads = (wants - set(block.writes)) | {name for name, tensor in written.items() if tensor.requires_grad}
