@@ -73,6 +73,26 @@ def block(name: str, *, ids: Tensor | None) -> Iterator[None]:
         _block.reset(token)
 
 
+@contextmanager
+def rows(ids: Tensor) -> Iterator[None]:
+    """Inside a block: draws are for these rows (global ids, int64, U) instead of the block's samples.
+
+    For tensors whose rows are no samples, such as the unique documents of a batch: a document then has
+    one draw a step, however many samples of whichever micro-batch use it.
+
+    Raises:
+        RuntimeError: outside of a block.
+    """
+    here = _block.get()
+    if here is None:
+        raise RuntimeError("keyed.rows changes whose rows a block draws for; there is no block here (keyed.block)")
+    before, here.ids = here.ids, ids
+    try:
+        yield
+    finally:
+        here.ids = before
+
+
 def _signed(value: int) -> int:
     value &= 2**64 - 1
     return value - 2**64 if value >= 2**63 else value
@@ -127,35 +147,59 @@ def uniform(shape_of_row: tuple[int, ...], *, rows_per_sample: int = 1, dtype: t
     return top.to(torch.float64 if num_bits > 24 else torch.float32).mul_(2.0**-num_bits).to(dtype)
 
 
-class KeyedDropout(nn.Module):
+def dropout(x: Tensor, p: float, *, shared_dims: int = 0, inplace: bool = False) -> Tensor:
     """Dropout whose mask depends on the sample, not on where and with whom it is computed.
 
-    Input (rows, ...): rows must be a multiple of the B samples of the micro-batch, and the rows of a
-    sample adjacent. Identity in eval mode or for ``p = 0``.
-    """
+    Args:
+        x: (rows, ...); rows must be a multiple of the B samples of the micro-batch, and the rows of a
+            sample adjacent.
+        p: probability of a zero, in [0, 1); what is left is multiplied by 1 / (1 - p).
+        shared_dims: so many trailing dimensions share one draw (2: whole channels of (rows, C, H, W)).
+        inplace: write into ``x``.
 
-    def __init__(self, p: float = 0.1) -> None:
+    Raises:
+        ValueError: for another ``p``.
+        RuntimeError: outside of a block and scope, or for rows that do not fit the samples.
+    """
+    _check_probability(p)
+    if p == 0.0:
+        return x
+    here = _block.get()
+    num_samples = x.shape[0] if here is None or here.ids is None else here.ids.shape[0]
+    if x.shape[0] % num_samples:
+        raise RuntimeError(
+            f"keyed dropout in block {here.name if here else '?'!r} got {x.shape[0]} rows for "
+            f"{num_samples} samples; the leading dimension must be a multiple of the samples "
+            "(for rows that are not samples: `with keyed.rows(ids)`)"
+        )
+    drawn = tuple(x.shape[1 : x.dim() - shared_dims])
+    draw = bits(drawn, rows_per_sample=x.shape[0] // num_samples)
+    keep = draw >= _signed(int(p * 2**64) + 2**63)
+    mask = keep.to(x.dtype).mul_(1.0 / (1.0 - p)).view(x.shape[0], *drawn, *(1,) * shared_dims)
+    return x.mul_(mask) if inplace else x * mask
+
+
+def _check_probability(p: float) -> None:
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"dropout probability p is {p}; it must be in [0, 1)")
+
+
+class KeyedDropout(nn.Module):
+    """`dropout` as a module. Identity in eval mode or for ``p = 0``."""
+
+    def __init__(self, p: float = 0.1, *, shared_dims: int = 0, inplace: bool = False) -> None:
         super().__init__()
-        if not 0.0 <= p < 1.0:
-            raise ValueError(f"dropout probability p is {p}; it must be in [0, 1)")
-        self.p = p
+        _check_probability(p)
+        self.p, self.shared_dims, self.inplace = p, shared_dims, inplace
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0.0:
+        if not self.training:
             return x
-        here = _block.get()
-        num_samples = x.shape[0] if here is None or here.ids is None else here.ids.shape[0]
-        if x.shape[0] % num_samples:
-            raise RuntimeError(
-                f"keyed dropout in block {here.name if here else '?'!r} got {x.shape[0]} rows for "
-                f"{num_samples} samples; the leading dimension must be a multiple of the samples"
-            )
-        draw = bits(tuple(x.shape[1:]), rows_per_sample=x.shape[0] // num_samples)
-        keep = draw >= _signed(int(self.p * 2**64) + 2**63)
-        return x * keep.to(x.dtype).mul_(1.0 / (1.0 - self.p))
+        return dropout(x, self.p, shared_dims=self.shared_dims, inplace=self.inplace)
 
     def extra_repr(self) -> str:
-        return f"p={self.p}"
+        more = f", shared_dims={self.shared_dims}" if self.shared_dims else ""
+        return f"p={self.p}{more}{', inplace=True' if self.inplace else ''}"
 
 
 def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
