@@ -26,8 +26,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from pipeline import keyed
+from pipeline import keyed, wire
 from pipeline.boundary import Shape, carry_shapes
+from pipeline.forward import run_forward
 from pipeline.plan_file import Plan, check_schedule
 from pipeline.program import SAMPLE_ID, BlockProgram, nearest
 from pipeline.simulate import Event
@@ -37,45 +38,41 @@ from pipeline.ties import Ties
 
 @dataclass
 class StepResult:
-    """Result of `Pipeline.step`.
+    """Result of `Pipeline.step` and `Pipeline.forward`.
 
     Attributes:
         outputs: the program's outputs for the whole batch, detached; None except on the rank of the last stage.
     """
 
     outputs: dict[str, Tensor] | None
-    _shapes: dict[str, Shape] = field(repr=False)
-    _device: torch.device = field(repr=False)
-    _group: dist.ProcessGroup | None = field(repr=False)
-    _last_rank: int = field(repr=False)
+    _pipeline: Pipeline = field(repr=False)
 
     def outputs_everywhere(self) -> dict[str, Tensor]:
         """The outputs on every rank of the pipeline (a broadcast: all its ranks must call it)."""
-        if self._last_rank == 0 and not self._shapes:
+        pipeline = self._pipeline
+        if pipeline.num_ranks == 1:
             assert self.outputs is not None
             return self.outputs
-        result = {}
-        for name, shape in self._shapes.items():
-            tensor = torch.empty(shape.size, dtype=shape.dtype, device=self._device)
-            if self.outputs is not None:
-                tensor = self.outputs[name].contiguous()
-            dist.broadcast(tensor, group=self._group, group_src=self._last_rank)
-            result[name] = tensor
-        return result
+        return wire.broadcast(
+            self.outputs,
+            pipeline.program.outputs,
+            source=pipeline.plan.last_rank,
+            group=pipeline.group,
+            device=pipeline.device,
+        )
 
 
 @dataclass
 class _Runtime:
     modules: list[StageModule]
     schedule: ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
-    output_shapes: dict[str, Shape]
 
 
 class Pipeline:
     """One replica's pipeline, seen from one rank.
 
-    The program's output ``losses`` (B, num_objectives) holds each sample's contribution to the loss,
-    already divided by denominators of the global batch; the loss is its sum.
+    To train, the program's output ``losses`` (B, num_objectives) holds each sample's contribution to the
+    loss, already divided by denominators of the global batch; the loss is its sum.
 
     Args:
         program: the whole program, on every rank, with equal parameters.
@@ -109,8 +106,6 @@ class Pipeline:
         record: bool = False,
     ) -> None:
         plan.validate(program)
-        if LOSSES not in program.outputs:
-            raise ValueError(f"the program must output {LOSSES!r}{nearest(LOSSES, program.outputs)}")
         self.program, self.plan, self.group = program, plan, group
         self.num_ranks = plan.num_ranks
         self.num_microbatches = plan.num_microbatches if num_microbatches is None else num_microbatches
@@ -171,33 +166,58 @@ class Pipeline:
         Raises:
             ValueError: on every rank, before anything is sent, if a rank's batch is wrong.
         """
+        if LOSSES not in self.program.outputs:
+            raise ValueError(
+                f"the program has no output {LOSSES!r}{nearest(LOSSES, self.program.outputs)}, so there is nothing "
+                "to minimise; forward() runs it without gradients"
+            )
         shapes = self.agree(batch)
         slices = Slices(self.program, batch, self.inputs_here, self.num_microbatches)
         before = self._ties.set_aside()
-        output_shapes: dict[str, Shape] = {}
         if self._recorder is not None:
             self._recorder.start()
         with keyed.scope(seed=seed, step=step):
             if self.num_ranks == 1:
                 outputs = self._run_here(slices)
             else:
-                outputs, output_shapes = self._run_stages(slices, shapes)
+                outputs = self._run_stages(slices, shapes)
         self._ties.reduce(before, device=self.device)
         slices.backward()
         joined = None
         if outputs:
             joined = {name: torch.cat([part[name] for part in outputs]) for name in self.program.outputs}
-        return StepResult(joined, output_shapes, self.device, self.group, self.plan.last_rank)
+        return StepResult(joined, self)
 
-    def agree(self, batch: Mapping[str, Tensor]) -> dict[str, Shape]:
+    def forward(self, batch: Mapping[str, Tensor], *, seed: int = 0, step: int = 0) -> StepResult:
+        """The program's outputs for a batch, without gradients; for evaluation.
+
+        Any number of samples will do: as many micro-batches are used as divide them, up to the plan's.
+
+        Args:
+            batch: at least ``inputs_here``, all rows (B); the same on every rank.
+            seed, step: key of the random draws, if the program is in training mode.
+
+        Raises:
+            ValueError: on every rank, before anything is sent, if a rank's batch is wrong.
+        """
+        self.agree(batch, divides=False)
+        num_samples = self.program.num_samples(batch)
+        count = max(m for m in range(1, self.num_microbatches + 1) if num_samples % m == 0)
+        with keyed.scope(seed=seed, step=step):
+            return StepResult(run_forward(self, batch, num_microbatches=count), self)
+
+    def agree(self, batch: Mapping[str, Tensor], *, divides: bool = True) -> dict[str, Shape]:
         """Shapes of all program inputs, from all ranks (a small collective).
+
+        Args:
+            divides: the batch must divide into the micro-batches.
 
         Raises:
             ValueError: on every rank, if a rank's batch is wrong or differs from another's.
         """
         error, shapes = "", {}
         try:
-            shapes = self._check(batch)
+            shapes = self._check(batch, divides=divides)
         except ValueError as problem:
             error = str(problem)
         if self.num_ranks > 1:
@@ -220,13 +240,13 @@ class Pipeline:
             raise ValueError(error)
         return shapes
 
-    def _check(self, batch: Mapping[str, Tensor]) -> dict[str, Shape]:
+    def _check(self, batch: Mapping[str, Tensor], *, divides: bool) -> dict[str, Shape]:
         for name in self.inputs_here:
             if name not in batch:
                 stages = ", ".join(str(s) for s in self.stages_here)
                 raise ValueError(f"the batch lacks input {name!r}, which stage {stages} reads{nearest(name, batch)}")
         num_samples = self.program.num_samples(batch)
-        if num_samples % self.num_microbatches:
+        if divides and num_samples % self.num_microbatches:
             raise ValueError(
                 f"a batch of {num_samples} samples does not divide into "
                 f"{self.num_microbatches} micro-batches; "
@@ -255,9 +275,7 @@ class Pipeline:
             outputs.append({name: tensor.detach() for name, tensor in result.items()})
         return outputs
 
-    def _run_stages(
-        self, slices: Slices, shapes: Mapping[str, Shape]
-    ) -> tuple[list[dict[str, Tensor]], dict[str, Shape]]:
+    def _run_stages(self, slices: Slices, shapes: Mapping[str, Shape]) -> list[dict[str, Tensor]]:
         key = (
             tuple(sorted(shapes.items())),
             self.program.training,
@@ -276,7 +294,7 @@ class Pipeline:
                 target_mbs=[None] * count,
                 return_outputs=False,
             )
-            return runtime.modules[-1].outputs, runtime.output_shapes
+            return runtime.modules[-1].outputs
         finally:
             for module in runtime.modules:
                 module.rows, module.outputs = [], []
@@ -332,8 +350,7 @@ class Pipeline:
             schedule = Schedule1F1B(stages[0], **how)
         else:
             schedule = ScheduleGPipe(stages[0], **how)
-        outputs = {n: Shape((s.size[0] * count, *s.size[1:]), s.dtype, False) for n, s in carries[-1].items()}
-        return _Runtime(modules, schedule, outputs)
+        return _Runtime(modules, schedule)
 
     def events(self) -> list[Event]:
         """When the stages of all ranks computed in the last step, with ``record`` (a collective).

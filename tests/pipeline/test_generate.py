@@ -1,0 +1,129 @@
+"""Generation over stages and with caches against plain runs of the whole program."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline import Pipeline, Plan
+from pipeline.generate import Generated, generate
+from tests.distributed import run_on_ranks
+from tests.pipeline.causal_program import END, V, causal_program, log_likelihood, next_inputs, source_batch
+
+PROMPT = torch.tensor([[1, 2], [3, 1], [2, 2]])
+MAX = 5
+# ranks: cuts, schedule, recomputed
+LAYOUTS: dict[int, list[tuple[list[int], str, tuple[str, ...]]]] = {
+    1: [([], "1f1b", ())],
+    2: [([4], "1f1b", ()), ([4], "1f1b", ("positions",)), ([1, 2, 4], "interleaved", ("positions",))],
+    3: [([2, 4], "gpipe", ())],
+}
+
+
+def run(pipeline: Pipeline, *, num_beams: int = 1, cache: bool = True, max_tokens: int = MAX) -> Generated:
+    return generate(
+        pipeline, source_batch(), prompt=PROMPT, next_inputs=next_inputs, end=END, max_tokens=max_tokens,
+        num_beams=num_beams, cache=cache,
+    )  # fmt: skip
+
+
+def greedy_by_plain_runs() -> tuple[list[list[int]], list[float]]:
+    program, source = causal_program(), source_batch()["source"]
+    rows, scores = [], []
+    for i in range(len(PROMPT)):
+        tokens, score = PROMPT[i].tolist(), 0.0
+        for _ in range(MAX):
+            with torch.no_grad():
+                env = {"source": source[i : i + 1], **next_inputs(torch.tensor([tokens]), 0)}
+                log_p = program.run(env)["logits"][0, -1].log_softmax(-1)
+            tokens.append(int(log_p.argmax()))
+            score += log_p.max().item()
+            if tokens[-1] == END:
+                break
+        rows.append(tokens[PROMPT.shape[1] :])
+        scores.append(score)
+    return rows, scores
+
+
+def _layouts(num_ranks: int) -> list[tuple[Tensor, Tensor]]:
+    found = []
+    for cuts, schedule, recomputed in LAYOUTS[num_ranks]:
+        for num_beams, cache in ((1, True), (1, False), (3, True), (3, False)):
+            program = causal_program()
+            plan = Plan.from_cuts(
+                program, cuts, schedule=schedule, num_microbatches=4, num_ranks=num_ranks, recomputed=recomputed
+            )
+            done = run(Pipeline(program, plan, timeout_s=30), num_beams=num_beams, cache=cache)
+            found.append((done.tokens, done.score))
+            if num_ranks == 1:
+                assert program.blocks[0].module.calls == 1, "what depends on no token runs once"
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_every_layout_generates_what_plain_runs_do(num_ranks: int) -> None:
+    ranks = [_layouts(1)] if num_ranks == 1 else run_on_ranks(_layouts, num_ranks, num_ranks)
+    rows, scores = greedy_by_plain_runs()
+    assert len({len(row) for row in rows}) > 1, "the samples end at different lengths"
+    beams = _layouts(1)[2]
+    for rank in ranks:
+        for i, (tokens, score) in enumerate(rank):
+            if i % 4 < 2:
+                width = max(len(row) for row in rows)
+                assert tokens.tolist() == [row + [END] * (width - len(row)) for row in rows]
+                assert score.tolist() == pytest.approx(scores, rel=1e-9)
+            else:
+                assert torch.equal(tokens, beams[0])
+                torch.testing.assert_close(score, beams[1])
+
+
+def answers(max_tokens: int) -> list[list[int]]:
+    """Every answer: words that are not END, then END, or ``max_tokens`` words without it."""
+    words = [t for t in range(V) if t != END]
+    found = [list(a) for a in itertools.product(words, repeat=max_tokens)]
+    for length in range(max_tokens):
+        found += [[*a, END] for a in itertools.product(words, repeat=length)]
+    return found
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+def test_a_beam_that_holds_everything_finds_the_best_of_all_answers(penalty: float) -> None:
+    program, length = causal_program(), 3
+    source = source_batch()["source"]
+    done = generate(
+        Pipeline(program, Plan.from_cuts(program, [])), source_batch(), prompt=PROMPT, next_inputs=next_inputs,
+        end=END, max_tokens=length, num_beams=(V - 1) ** length, length_penalty=penalty,
+    )  # fmt: skip
+    for i in range(len(PROMPT)):
+        every = [(log_likelihood(program, source[i], PROMPT[i].tolist(), a), a) for a in answers(length)]
+        score, best = max(every, key=lambda item: item[0] / len(item[1]) ** penalty)
+        assert done.tokens[i, : len(best)].tolist() == best
+        assert done.score[i].item() == pytest.approx(score)
+
+
+def test_a_block_that_looks_at_other_positions_is_refused_with_caches() -> None:
+    program = causal_program(shift=True)
+    pipeline = Pipeline(program, Plan.from_cuts(program, []))
+    with pytest.raises(ValueError, match="block 'shift' cannot run on new positions alone"):
+        run(pipeline)
+    assert run(pipeline, cache=False).tokens.shape[0] == len(PROMPT)
+
+
+def test_mistakes() -> None:
+    program = causal_program()
+    pipeline = Pipeline(program, Plan.from_cuts(program, []))
+    with pytest.raises(ValueError, match="did you mean 'logits'"):
+        generate(
+            pipeline, source_batch(), prompt=PROMPT, next_inputs=next_inputs, end=END, max_tokens=1, logits="logit"
+        )
+    with pytest.raises(ValueError, match="max_tokens is 0"):
+        run(pipeline, max_tokens=0)
+    with pytest.raises(ValueError, match=r"prompt has shape \(3, 0\)"):
+        generate(pipeline, {}, prompt=PROMPT[:, :0], next_inputs=next_inputs, end=END, max_tokens=1)
+    with pytest.raises(ValueError, match="gives input 'source'"):
+        generate(pipeline, {}, prompt=PROMPT, next_inputs=next_inputs, end=END, max_tokens=1)
+    with pytest.raises(ValueError, match=r"gives 'token', which is no batch input \(did you mean 'tokens'\?\)"):
+        generate(pipeline, source_batch(), prompt=PROMPT, next_inputs=lambda t, _: {"token": t}, end=END, max_tokens=1)
