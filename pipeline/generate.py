@@ -82,7 +82,7 @@ def generate(
         raise ValueError(f"max_tokens is {max_tokens} and num_beams {num_beams}; both must be at least 1")
     if prompt.dim() != 2 or not prompt.shape[1]:
         raise ValueError(f"prompt has shape {tuple(prompt.shape)}; it must be (samples, at least 1 token)")
-    with torch.no_grad(), keyed.scope(seed=0, step=0):
+    with torch.no_grad(), pipeline.watched(), keyed.scope(seed=0, step=0):
         return _Generation(pipeline, batch, next_inputs, logits=logits, cache=cache).run(
             prompt, Beams(end=end, width=num_beams, length_penalty=length_penalty), max_tokens=max_tokens
         )

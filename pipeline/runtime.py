@@ -17,6 +17,7 @@ Choices and their price:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -31,6 +32,7 @@ from pipeline.boundary import Shape, carry_shapes
 from pipeline.forward import run_forward
 from pipeline.plan_file import Plan, check_schedule
 from pipeline.program import SAMPLE_ID, BlockProgram, nearest
+from pipeline.roll_call import RollCall
 from pipeline.simulate import Event
 from pipeline.stage import LOSSES, Recorder, RecordingStage, Slices, StageModule
 from pipeline.ties import Ties
@@ -127,6 +129,7 @@ class Pipeline:
         self.parameters_here = {n: p for n, p in names.items() if self.rank in holders[n]}
         self.owned = frozenset(n for n in self.parameters_here if holders[n][0] == self.rank)
         self.device = next((p.device for p in self.parameters_here.values()), torch.device("cpu"))
+        self._roll_call = RollCall(self.group) if self.num_ranks > 1 and self.group is not None else None
         self._recorder = Recorder() if record else None
         self._runtimes: dict[Any, _Runtime] = {}
 
@@ -165,12 +168,21 @@ class Pipeline:
 
         Raises:
             ValueError: on every rank, before anything is sent, if a rank's batch is wrong.
+            RuntimeError: if another rank died (names it) or does not answer within the timeout.
         """
         if LOSSES not in self.program.outputs:
             raise ValueError(
                 f"the program has no output {LOSSES!r}{nearest(LOSSES, self.program.outputs)}, so there is nothing "
                 "to minimise; forward() runs it without gradients"
             )
+        with self.watched():
+            return self._step(batch, seed=seed, step=step)
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Within it, the error of a lost connection names the rank that died."""
+        return nullcontext() if self._roll_call is None else self._roll_call.names_the_dead()
+
+    def _step(self, batch: Mapping[str, Tensor], *, seed: int, step: int) -> StepResult:
         shapes = self.agree(batch)
         slices = Slices(self.program, batch, self.inputs_here, self.num_microbatches)
         before = self._ties.set_aside()
@@ -200,10 +212,10 @@ class Pipeline:
         Raises:
             ValueError: on every rank, before anything is sent, if a rank's batch is wrong.
         """
-        self.agree(batch, divides=False)
-        num_samples = self.program.num_samples(batch)
-        count = max(m for m in range(1, self.num_microbatches + 1) if num_samples % m == 0)
-        with keyed.scope(seed=seed, step=step):
+        with self.watched(), keyed.scope(seed=seed, step=step):
+            self.agree(batch, divides=False)
+            num_samples = self.program.num_samples(batch)
+            count = max(m for m in range(1, self.num_microbatches + 1) if num_samples % m == 0)
             return StepResult(run_forward(self, batch, num_microbatches=count), self)
 
     def agree(self, batch: Mapping[str, Tensor], *, divides: bool = True) -> dict[str, Shape]:
@@ -250,7 +262,7 @@ class Pipeline:
             raise ValueError(
                 f"a batch of {num_samples} samples does not divide into "
                 f"{self.num_microbatches} micro-batches; "
-                "pad it with samples of weight 0 or change num_microbatches"
+                "pad it with samples of weight 0 (pipeline.padding.pad_batch) or change num_microbatches"
             )
         # A rank that does not read an input says nothing about its gradient.
         return {
