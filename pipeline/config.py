@@ -11,12 +11,17 @@ class ParallelConfig:
     """Layout of a training step. No value here changes the gradients (beyond rounding).
 
     Attributes:
-        pipeline_stages: number of stages the reader is cut into; one rank each.
+        pipeline_stages: ranks that one copy of the reader is spread over.
+        chunks: stages that each of these ranks holds; more than one is what the interleaved schedule is for.
         data_replicas: copies of the pipeline, each taking an equal share of the global batch.
         num_microbatches: pieces that each replica's share of the batch is cut into.
         schedule: order of forward and backward passes over the micro-batches.
         plan: a plan.json to use instead of the traced one; empty: trace and partition.
-        objective: what the automatic cut minimises: step time or peak memory of a stage.
+        objective: what the automatic cut minimises: step time or peak memory of a rank.
+        pins: blocks that must be the first of their stage.
+        capacity_bytes: most memory a rank may need, by the planner's count; null: any.
+        cluster: YAML file that says what connects the ranks and what they can hold (docs/pipeline.md); empty:
+            sending takes no time.
         verify: proof before step 1: compare loss and every gradient with one device running
             the whole batch (``full``), with the same cuts and a single micro-batch (``staged``),
             with a smaller model of the same program (``shrunk``), or not (``off``).
@@ -25,22 +30,45 @@ class ParallelConfig:
     """
 
     pipeline_stages: int = 1
+    chunks: int = 1
     data_replicas: int = 1
     num_microbatches: int = 4
-    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
     plan: str = ""
     objective: Literal["speed", "memory"] = "speed"
+    pins: tuple[str, ...] = ()
+    capacity_bytes: float | None = None
+    cluster: str = ""
     verify: Literal["off", "full", "staged", "shrunk"] = "full"
     verify_tolerance: float = 1e-4
     timeout_s: int = 300
 
     def __post_init__(self) -> None:
-        for name in ("pipeline_stages", "data_replicas", "num_microbatches", "timeout_s"):
+        for name in ("pipeline_stages", "chunks", "data_replicas", "num_microbatches", "timeout_s"):
             if getattr(self, name) < 1:
                 raise ValueError(f"parallel.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.capacity_bytes is not None and not self.capacity_bytes > 0:
+            raise ValueError(f"parallel.capacity_bytes is {self.capacity_bytes}; it must be above 0 (or null)")
+        if (self.schedule == "interleaved") != (self.chunks > 1):
+            raise ValueError(
+                f"parallel.chunks is {self.chunks} with parallel.schedule {self.schedule}; interleaved needs 2 or more "
+                "stages a rank, the others run 1"
+            )
         if self.schedule == "1f1b" and self.num_microbatches < self.pipeline_stages:
             raise ValueError(
                 f"parallel.num_microbatches is {self.num_microbatches}, fewer than the "
                 f"{self.pipeline_stages} stages of parallel.pipeline_stages; 1f1b needs at least as many "
                 "(or use --parallel.schedule gpipe)"
             )
+        rounds = max(1, self.num_microbatches // self.pipeline_stages)
+        if self.schedule == "interleaved" and self.num_microbatches % rounds:
+            raise ValueError(
+                f"parallel.num_microbatches is {self.num_microbatches}; interleaved on {self.pipeline_stages} ranks "
+                f"(parallel.pipeline_stages) needs a multiple of {rounds}; a multiple of {self.pipeline_stages} always "
+                "is right"
+            )
+
+    @property
+    def num_stages(self) -> int:
+        """Stages in all."""
+        return self.pipeline_stages * self.chunks

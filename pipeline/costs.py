@@ -4,15 +4,26 @@ Memory of a stage counts live tensor bytes: its parameters times ``parameter_cop
 gradient and two Adam moments: 4), activations of the micro-batches in flight, and the library's receive
 buffers, which exist for all micro-batches of a shape signature at once. Allocator overhead and
 temporaries within an operation are not in it.
+
+Recomputed blocks (`pipeline.recomputation`) count on every stage that reads them, their parameters too.
+Parameters that several ranks hold cost one all-reduce after the backward: twice their bytes over the link.
+
+All tables are (n + 1, n + 1) arrays, [a, b] for the blocks a to b - 1 as a stage; a < b.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
-from pipeline.trace import Profile
+from pipeline.recomputation import reach, readers
+from pipeline.trace import BlockProfile, Profile
+
+Bounds = tuple[int, ...]  # of the stages: 0, ..., n
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,8 @@ class StageCost:
     Attributes:
         static_bytes: parameters (times copies) and receive buffers.
         flight_bytes: activations held for each micro-batch in flight.
+        send_bytes: to the next stage.
+        buffer_bytes: receive buffers of all micro-batches.
     """
 
     forward_s: float
@@ -48,65 +61,171 @@ class StageCost:
     static_bytes: int
     flight_bytes: int
     send_bytes: int
-
-
-def in_flight(stage: int, *, num_stages: int, num_microbatches: int, schedule: str) -> int:
-    """Micro-batches whose activations a stage holds at most."""
-    return num_microbatches if schedule == "gpipe" else min(num_microbatches, num_stages - stage)
-
-
-def stage_cost(profile: Profile, first: int, last: int, *, num_microbatches: int, parameter_copies: float) -> StageCost:
-    """Cost of blocks [first, last); a parameter shared by several of them counts once."""
-    blocks = profile.blocks[first:last]
-    parameters, seen = 0, set()
-    for block in blocks:
-        parameters += block.parameter_bytes - sum(size for name, size in block.ties.items() if name in seen)
-        seen |= set(block.ties)
-    before = profile.carry_bytes[first - 1] if first else 0
-    after = profile.carry_bytes[last - 1] if last < len(profile.blocks) else 0
-    # Received activations and their gradients, and received gradients of what is sent.
-    buffers = num_microbatches * (2 * before + after)
-    return StageCost(
-        forward_s=sum(b.forward_s for b in blocks),
-        backward_s=sum(b.backward_s for b in blocks),
-        static_bytes=int(parameters * parameter_copies) + buffers,
-        flight_bytes=sum(b.activation_bytes + b.written_bytes for b in blocks),
-        send_bytes=after,
-    )
+    buffer_bytes: int
 
 
 @dataclass(frozen=True)
-class CostTable:
-    """Costs of every [a, b) at once: (n + 1, n + 1) arrays, infinite (time) where b <= a."""
+class Shared:
+    """Parameters that the same blocks hold.
 
-    time_s: np.ndarray
-    static_bytes: np.ndarray
-    flight_bytes: np.ndarray
+    Attributes:
+        reach: a stage from a to b holds them where ``reach[a] < b``.
+        first, last: they are on one stage if no cut c has ``first < c <= last``.
+    """
 
-    @classmethod
-    def of(cls, profile: Profile, *, link: Link, num_microbatches: int, parameter_copies: float) -> CostTable:
-        n = len(profile.blocks)
-        compute = np.concatenate([[0.0], np.cumsum([b.forward_s + b.backward_s for b in profile.blocks])])
-        flight = np.concatenate([[0], np.cumsum([b.activation_bytes + b.written_bytes for b in profile.blocks])])
-        carry = np.array([0, *profile.carry_bytes[: n - 1], 0], dtype=np.int64)  # carry[c]: at the cut before c
-        send = np.array([2 * link.seconds(c) for c in carry])  # there, and its gradient back
-        order = np.arange(n + 1)
-        valid = order[:, None] < order[None, :]
-        time_s = np.where(valid, compute[None, :] - compute[:, None] + send[None, :], np.inf)
-        parameters = np.zeros((n + 1, n + 1))
-        for a in range(n):
-            total, seen = 0, set()
-            for b in range(a, n):
-                block = profile.blocks[b]
-                total += block.parameter_bytes
-                for name, size in block.ties.items():
-                    total -= size if name in seen else 0
-                    seen.add(name)
-                parameters[a, b + 1] = total
-        buffers = num_microbatches * (2 * carry[:, None] + carry[None, :])
-        static = np.floor(parameters * parameter_copies).astype(np.int64) + buffers
-        return cls(time_s, static, flight[None, :] - flight[:, None])
+    num_bytes: int
+    reach: np.ndarray
+    first: int
+    last: int
+
+
+class Costs:
+    """Costs of every possible stage of a profile, for a choice of recomputed blocks.
+
+    Raises:
+        ValueError: if ``recomputed`` does not fit the profile (see `pipeline.recomputation.readers`).
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        link: Link | None = None,
+        parameter_copies: float = 4.0,
+        recomputed: Collection[str] = (),
+    ) -> None:
+        self.profile, self.link, self.parameter_copies = profile, link or Link(), parameter_copies
+        self.num_blocks = n = len(profile.blocks)
+        self._again = readers(profile, recomputed)
+        self._reaches = {j: np.where(np.arange(n + 1) > j, reach(found, n), n) for j, found in self._again.items()}
+        dropped = {name for j in self._again for name in profile.blocks[j].writes}
+        carries = profile.recomputable_carries or ({},) * n
+        self.carry_bytes = tuple(
+            size - sum(part for name, part in by_name.items() if name in dropped)
+            for size, by_name in zip(profile.carry_bytes, carries, strict=True)
+        )
+        self.shared = self._shared()
+        # Bytes of parameters that one block alone holds and one stage alone computes with.
+        own = [0 if j in self._again else b.parameter_bytes - sum(b.ties.values()) for j, b in self._enumerate()]
+        self._own_sums = np.concatenate([[0], np.cumsum(own)])
+        self._carry = np.array([0, *self.carry_bytes[:-1], 0], dtype=np.int64)  # [c]: at the cut before block c
+
+    def _enumerate(self) -> list[tuple[int, BlockProfile]]:
+        return list(enumerate(self.profile.blocks))
+
+    def _shared(self) -> list[Shared]:
+        holders: dict[str, set[int]] = {}
+        sizes: dict[str, int] = {}
+        for j, block in self._enumerate():
+            for name, size in block.ties.items():
+                holders.setdefault(name, set()).add(j)
+                sizes[name] = size
+            alone = block.parameter_bytes - sum(block.ties.values())
+            if j in self._again and alone:
+                holders[f"\0{j}"], sizes[f"\0{j}"] = {j}, alone
+        together: dict[frozenset[int], int] = {}
+        for name, blocks in holders.items():
+            key = frozenset(blocks)
+            together[key] = together.get(key, 0) + sizes[name]
+        n, result = self.num_blocks, []
+        for blocks, size in together.items():
+            held = reach(blocks, n)
+            for j in blocks & self._again.keys():
+                held = np.minimum(held, self._reaches[j])
+            last = max([*blocks, *(self._again[j][-1] for j in blocks & self._again.keys())])
+            result.append(Shared(size, held, min(blocks), last))
+        return result
+
+    def again(self, first: int, last: int) -> tuple[int, ...]:
+        """Blocks before ``first`` that the stage [first, last) computes again."""
+        return tuple(j for j in sorted(self._reaches) if self._reaches[j][first] < last)
+
+    def stage(self, first: int, last: int) -> StageCost:
+        """Cost of blocks [first, last); a parameter shared by several of them counts once."""
+        blocks = [*(self.profile.blocks[j] for j in self.again(first, last)), *self.profile.blocks[first:last]]
+        buffers = self.buffers(first, last)
+        return StageCost(
+            forward_s=sum(b.forward_s for b in blocks),
+            backward_s=sum(b.backward_s for b in blocks),
+            static_bytes=self.parameter_memory([(first, last)]) + buffers,
+            flight_bytes=sum(b.activation_bytes + b.written_bytes for b in blocks),
+            send_bytes=int(self._carry[last]),
+            buffer_bytes=buffers,
+        )
+
+    def buffers(self, first: int, last: int) -> int:
+        """Received activations and their gradients, and received gradients of what is sent, of all micro-batches."""
+        return int(self.profile.num_microbatches * (2 * self._carry[first] + self._carry[last]))
+
+    def parameter_memory(self, stages: Sequence[tuple[int, int]]) -> int:
+        """Bytes of parameters and their copies on a rank that holds these stages; shared ones count once."""
+        alone = sum(int(self._own_sums[b] - self._own_sums[a]) for a, b in stages)
+        shared = sum(group.num_bytes for group in self.shared if any(group.reach[a] < b for a, b in stages))
+        return int((alone + shared) * self.parameter_copies)
+
+    def tie_bytes(self, bounds: Bounds, *, num_ranks: int) -> int:
+        """Parameters that several ranks hold."""
+        total = 0
+        for group in self.shared:
+            ranks = {s % num_ranks for s, (a, b) in enumerate(pairwise(bounds)) if group.reach[a] < b}
+            total += group.num_bytes if len(ranks) > 1 else 0
+        return total
+
+    def tie_seconds(self, bounds: Bounds, *, num_ranks: int) -> float:
+        """Time of the all-reduce after the backward; 0 if nothing is tied over ranks."""
+        return self.link.seconds(2 * self.tie_bytes(bounds, num_ranks=num_ranks))
+
+    @cached_property
+    def _valid(self) -> np.ndarray:
+        order = np.arange(self.num_blocks + 1)
+        return order[:, None] < order[None, :]
+
+    def _table(self, values: Sequence[float]) -> np.ndarray:
+        """Sums over each stage's blocks, computed again or its own."""
+        sums = np.concatenate([[0], np.cumsum(values)])
+        table = sums[None, :] - sums[:, None]
+        ends = np.arange(self.num_blocks + 1)
+        for j, to in self._reaches.items():
+            table = table + values[j] * (to[:, None] < ends[None, :])
+        return table
+
+    @cached_property
+    def forward_s(self) -> np.ndarray:
+        return self._table([b.forward_s for b in self.profile.blocks])
+
+    @cached_property
+    def backward_s(self) -> np.ndarray:
+        return self._table([b.backward_s for b in self.profile.blocks])
+
+    @cached_property
+    def send_s(self) -> np.ndarray:
+        """(n + 1): one way over the cut before each block."""
+        return np.array([self.link.seconds(int(c)) for c in self._carry])
+
+    @cached_property
+    def time_s(self) -> np.ndarray:
+        """Forward, backward, and sending the carry and its gradient; infinite where b <= a."""
+        total = self.forward_s + self.backward_s + 2 * self.send_s[None, :]
+        return np.where(self._valid, total, np.inf)
+
+    @cached_property
+    def parameter_bytes(self) -> np.ndarray:
+        """Parameters of each stage, each once."""
+        table = self._own_sums[None, :] - self._own_sums[:, None]
+        ends = np.arange(self.num_blocks + 1)
+        for group in self.shared:
+            table = table + group.num_bytes * (group.reach[:, None] < ends[None, :])
+        return table
+
+    @cached_property
+    def static_bytes(self) -> np.ndarray:
+        buffers = self.profile.num_microbatches * (2 * self._carry[:, None] + self._carry[None, :])
+        return np.floor(self.parameter_bytes * self.parameter_copies).astype(np.int64) + buffers
+
+    @cached_property
+    def flight_bytes(self) -> np.ndarray:
+        return self._table([b.activation_bytes + b.written_bytes for b in self.profile.blocks])
 
     def memory(self, flights: int) -> np.ndarray:
-        """Peak bytes of every [a, b) with so many micro-batches in flight."""
+        """Peak bytes of every stage with so many micro-batches in flight."""
         return self.static_bytes + flights * self.flight_bytes

@@ -1,31 +1,69 @@
-"""Where to cut: exact, for one chunk of consecutive blocks a rank.
+"""Where to cut, and what to compute again instead of sending it.
 
-Objective ``speed`` minimises ``sum of stage times + (M - 1) * slowest stage`` (Huang et al., GPipe, 2019;
-the time of both schedules here), with a stage's time its forward, backward and the sending of its carry
-there and back. For each bound on the slowest stage a dynamic program finds the smallest sum; the bounds
-worth trying are found by bisection between stage times, which stops where no bound in between can win.
-``memory`` minimises the largest peak memory of a stage, then the time. Exactness costs O(S n^2) a bound
-and a few tens of bounds: a second or so for 400 blocks on 16 stages.
+One chunk of blocks a rank (``gpipe``, ``1f1b``). Objective ``speed`` minimises ``sum of stage times + (M - 1) *
+slowest stage`` (Huang et al., GPipe, 2019; the time of both schedules here) plus the all-reduce of parameters that
+several ranks hold; a stage's time is its forward, backward and the sending of its carry there and back.
+``memory`` minimises the largest peak memory of a rank, then the time. Both are exact (`pipeline.cut_search`), with
+tied parameters too: whether a group of them is split depends only on whether a cut falls between its first and
+last holder, so the search is done once for each set of groups kept together. That is exact up to
+four such groups; beyond, each alone and the largest ones together are tried. A second or so for 400
+blocks on 16 stages and one such set.
 
-The search knows nothing of the time to synchronise tied parameters; their bytes do count on every stage.
+Several chunks a rank (``interleaved``): no formula; candidates come from the exact search, equal parts and
+memory, and are improved step by step, each scored by simulation (`pipeline.neighbourhood`). The gap to trying
+everything is in docs/pipeline.md. Small models are tried in full.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import pairwise
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
 
 import numpy as np
 
-from pipeline.costs import CostTable, Link, in_flight, stage_cost
-from pipeline.plan_file import SCHEDULES, Plan, StagePlan
+from pipeline.baselines import equal_bounds
+from pipeline.costs import Bounds, Costs, Link
+from pipeline.cut_search import fastest, search, smallest_peak
+from pipeline.neighbourhood import best_bounds
+from pipeline.order import held, step_order
+from pipeline.plan_file import Plan, check_schedule
 from pipeline.program import nearest
-from pipeline.simulate import simulate
+from pipeline.recomputation import choose
+from pipeline.simulate import play, predicted, rank_memory
 from pipeline.trace import Profile
 
-_Cuts = tuple[int, ...]  # bounds of the stages: 0, ..., n
+EXACT_TIES = 4  # groups of tied parameters that are searched in full
+PLAYED_ACTIONS = 1_000_000  # simulated for one interleaved plan, about: a second or two
+ALL_CUTS = 2000  # interleaved plans with no more choices of cuts than this are all tried
+
+
+@dataclass(frozen=True)
+class _Task:
+    profile: Profile
+    num_stages: int
+    num_ranks: int
+    schedule: str
+    num_microbatches: int
+    objective: str
+    capacity_bytes: float
+    link: Link
+    parameter_copies: float
+    pins: tuple[int, ...]
+
+    def allowed(self, costs: Costs) -> np.ndarray:
+        """Stages without a pinned cut inside."""
+        allowed = np.isfinite(costs.time_s)
+        for cut in self.pins:
+            allowed[:cut, cut + 1 :] = False
+        return allowed
+
+    def score(self, peak: float, time_s: float) -> tuple[float, float]:
+        """Smaller is better; with a capacity, the first entry says by how much it is exceeded."""
+        if self.objective == "memory":
+            return (peak, time_s)
+        return (max(0.0, peak - self.capacity_bytes), time_s)
 
 
 def partition(
@@ -34,6 +72,7 @@ def partition(
     num_stages: int,
     schedule: str,
     num_microbatches: int,
+    num_ranks: int | None = None,
     objective: str = "speed",
     capacity_bytes: float | None = None,
     link_latency_s: float = 0.0,
@@ -44,18 +83,19 @@ def partition(
     """The best plan. ``step_s``, ``bubble`` and ``memory_bytes`` come from simulating it.
 
     Args:
-        capacity_bytes: most memory a stage may need (None: any).
+        num_stages: in all; a multiple of ``num_ranks`` for ``interleaved``.
+        num_ranks: of the pipeline (None: one a stage).
+        capacity_bytes: most memory a rank may need (None: any).
         pins: blocks that must be the first of their stage.
         parameter_copies: bytes kept for each byte of parameters (see `pipeline.costs`).
 
     Raises:
-        ValueError: if nothing fits; for the capacity, says the smallest one that would do.
+        ValueError: if the profile is no measurement, or nothing fits; for the capacity, says the smallest one
+            that would do.
     """
     n = len(profile.blocks)
-    link = Link(link_latency_s, link_bytes_per_s)
+    _check(profile)
     cuts = _pinned(profile, pins, num_stages)
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule is {schedule!r}; allowed: {', '.join(SCHEDULES)}")
     if objective not in ("speed", "memory"):
         raise ValueError(f"objective is {objective!r}; allowed: 'speed', 'memory'")
     if not 1 <= num_stages <= n:
@@ -66,39 +106,46 @@ def partition(
             f"traced for {profile.num_microbatches} "
             f"(micro-batches of {profile.num_samples // profile.num_microbatches} samples); trace again"
         )
-    # Checks 1f1b's need of micro-batches before any work.
-    Plan(tuple(StagePlan((b.name,)) for b in profile.blocks[:num_stages]), schedule, num_microbatches)
-    table = CostTable.of(profile, link=link, num_microbatches=num_microbatches, parameter_copies=parameter_copies)
-    allowed = np.isfinite(table.time_s)
-    for cut in cuts:
-        allowed[:cut, cut + 1 :] = False
-    flights = [
-        in_flight(s, num_stages=num_stages, num_microbatches=num_microbatches, schedule=schedule)
-        for s in range(num_stages)
-    ]
-    memory = [np.where(allowed, table.memory(f), np.inf) for f in flights]
-    if objective == "memory" or capacity_bytes is not None:
-        smallest = _smallest_peak(memory)
-        if capacity_bytes is not None and smallest > capacity_bytes:
-            raise ValueError(
-                f"no cut into {num_stages} stages fits into {int(capacity_bytes)} "
-                "bytes a stage; the smallest capacity that "
-                f"would do is {int(smallest)} bytes (or use more stages, or smaller micro-batches)"
-            )
-        limit = smallest if objective == "memory" else capacity_bytes
-        masks = [m <= limit for m in memory]
-    else:
-        masks = [allowed] * num_stages
-    bounds = _fastest(table.time_s, masks, num_microbatches)
-    stages = []
-    for a, b in pairwise(bounds):
-        cost = stage_cost(profile, a, b, num_microbatches=num_microbatches, parameter_copies=parameter_copies)
-        names = tuple(block.name for block in profile.blocks[a:b])
-        stages.append(StagePlan(names, cost.forward_s, cost.backward_s, 0, cost.send_bytes))
-    plan = Plan(tuple(stages), schedule, num_microbatches)
-    run = simulate(profile, plan, link=link, parameter_copies=parameter_copies)
-    stages = [replace(s, memory_bytes=m) for s, m in zip(stages, run.peak_memory_bytes, strict=True)]
-    return replace(plan, stages=tuple(stages), step_s=run.step_s, bubble=run.bubble)
+    if capacity_bytes is not None and not capacity_bytes > 0:
+        raise ValueError(f"capacity_bytes is {capacity_bytes}; it must be above 0 (or None)")
+    num_ranks = num_stages if num_ranks is None else num_ranks
+    check_schedule(schedule, num_microbatches=num_microbatches, num_ranks=num_ranks, num_stages=num_stages)
+    link = Link(link_latency_s, link_bytes_per_s)
+    capacity = math.inf if capacity_bytes is None else capacity_bytes
+    task = _Task(
+        profile, num_stages, num_ranks, schedule, num_microbatches, objective, capacity, link, parameter_copies,
+        tuple(cuts),
+    )  # fmt: skip
+    peak, bounds, recomputed = choose(profile, lambda some: _evaluate(task, some))
+    if peak > capacity:
+        raise ValueError(
+            f"no cut into {num_stages} stages fits into {int(capacity)} bytes a rank; the smallest capacity that "
+            f"would do is {int(peak)} bytes (or use more stages, or smaller micro-batches)"
+        )
+    return predicted(
+        profile,
+        bounds,
+        schedule=schedule,
+        num_ranks=num_ranks,
+        recomputed=recomputed,
+        link=link,
+        parameter_copies=parameter_copies,
+    )
+
+
+def _check(profile: Profile) -> None:
+    for block in profile.blocks:
+        for field in (
+            "forward_s", "backward_s", "flops", "parameter_bytes", "activation_bytes", "written_bytes"
+        ):  # fmt: skip
+            value = getattr(block, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(
+                    f"the profile's block {block.name!r} has {field} {value}; it must be 0 or more; trace again"
+                )
+    for i, size in enumerate(profile.carry_bytes):
+        if not (math.isfinite(size) and size >= 0):
+            raise ValueError(f"the profile's carry_bytes[{i}] is {size}; it must be 0 or more; trace again")
 
 
 def _pinned(profile: Profile, pins: Sequence[str], num_stages: int) -> list[int]:
@@ -112,60 +159,124 @@ def _pinned(profile: Profile, pins: Sequence[str], num_stages: int) -> list[int]
     return cuts
 
 
-def _search(cost: np.ndarray, masks: Sequence[np.ndarray], *, minimax: bool) -> tuple[float, _Cuts]:
-    """Best bounds by dynamic programming over (stage, end); (inf, ()) where nothing is allowed."""
-    n = cost.shape[0] - 1
-    best = np.full(n + 1, np.inf)
-    best[0] = 0.0
-    froms = []
-    for mask in masks:
-        step = np.where(mask, cost, np.inf)
-        through = np.maximum(best[:, None], step) if minimax else best[:, None] + step
-        froms.append(through.argmin(axis=0))
-        best = through.min(axis=0)
-    if not np.isfinite(best[n]):
-        return float("inf"), ()
-    bounds, end = [n], n
-    for origin in reversed(froms):
-        end = int(origin[end])
-        bounds.append(end)
-    return float(best[n]), tuple(reversed(bounds))
+def _evaluate(
+    task: _Task, recomputed: tuple[str, ...]
+) -> tuple[tuple[float, float], tuple[float, Bounds, tuple[str, ...]]]:
+    """(score, (peak memory, bounds, recomputed)) of the best cuts for a choice of recomputed blocks."""
+    costs = Costs(task.profile, link=task.link, parameter_copies=task.parameter_copies, recomputed=recomputed)
+    find = _interleaved if task.num_stages > task.num_ranks else _one_chunk
+    score, peak, bounds = find(task, costs)
+    return score, (peak, bounds, recomputed)
 
 
-def _smallest_peak(memory: Sequence[np.ndarray]) -> float:
-    """Smallest possible largest memory of a stage, each stage with its own table."""
-    n = memory[0].shape[0] - 1
-    best = np.full(n + 1, np.inf)
-    best[0] = 0.0
-    for table in memory:
-        best = np.maximum(best[:, None], table).min(axis=0)
-    return float(best[n])
+def _one_chunk(task: _Task, costs: Costs) -> tuple[tuple[float, float], float, Bounds]:
+    allowed, weighs = task.allowed(costs), task.objective == "memory" or math.isfinite(task.capacity_bytes)
+    masks, limited, peak = [allowed] * task.num_stages, task.objective == "memory", 0.0
+    if weighs:
+        memory = [np.where(allowed, table, np.inf) for table in _stage_memory(task, costs)]
+        peak, bounds = smallest_peak(memory)
+        if peak > task.capacity_bytes:
+            return task.score(peak, _formula(task, costs, bounds)), peak, bounds
+        masks = [table <= (peak if limited else task.capacity_bytes) for table in memory]
+    options = [bounds for bounds in _with_ties(task, costs, masks) if bounds]
+    best = min(options, key=lambda bounds: (_formula(task, costs, bounds), bounds))
+    return task.score(peak, _formula(task, costs, best)), peak, best
 
 
-def _fastest(time_s: np.ndarray, masks: Sequence[np.ndarray], num_microbatches: int) -> _Cuts:
-    """Bounds with the smallest sum + (M - 1) * max."""
-    weight = num_microbatches - 1
-    lowest, bounds = _search(time_s, masks, minimax=True)
-    assert bounds, "num_stages <= blocks and at most num_stages - 1 pins always leave a way"
-    candidates = np.unique(time_s[np.isfinite(time_s)]).tolist()
-    best_total, best_bounds = float("inf"), bounds
+def _stage_memory(task: _Task, costs: Costs) -> Iterator[np.ndarray]:
+    for rank in range(task.num_ranks):
+        ((flights,),) = held(
+            rank,
+            num_ranks=task.num_ranks,
+            num_stages=task.num_stages,
+            num_microbatches=task.num_microbatches,
+            schedule=task.schedule,
+        )
+        yield costs.memory(flights)
 
-    def least_sum(bound: float) -> float:
-        nonlocal best_total, best_bounds
-        total, found = _search(time_s, [mask & (time_s <= bound) for mask in masks], minimax=False)
-        slowest = max(time_s[a, b] for a, b in pairwise(found))
-        if total + weight * slowest < best_total:
-            best_total, best_bounds = total + weight * slowest, found
-        return total
 
-    low, high = bisect.bisect_left(candidates, lowest), len(candidates) - 1
-    intervals = [(low, least_sum(candidates[low]), high, least_sum(candidates[high]))]
-    while intervals:
-        low, sum_low, high, sum_high = intervals.pop()
-        # A bound in between cannot have a smaller sum than the loosest, nor be below the next candidate.
-        if high - low < 2 or sum_low <= sum_high or sum_high + weight * candidates[low + 1] >= best_total:
-            continue
-        middle = (low + high) // 2
-        sum_middle = least_sum(candidates[middle])
-        intervals += [(middle, sum_middle, high, sum_high), (low, sum_low, middle, sum_middle)]
-    return best_bounds
+def _formula(task: _Task, costs: Costs, bounds: Bounds) -> float:
+    times = [float(costs.time_s[a, b]) for a, b in pairwise(bounds)]
+    pipeline = sum(times) + (task.num_microbatches - 1) * max(times)
+    return pipeline + costs.tie_seconds(bounds, num_ranks=task.num_ranks)
+
+
+def _with_ties(task: _Task, costs: Costs, masks: Sequence[np.ndarray]) -> Iterator[Bounds]:
+    """Fastest bounds for sets of tied parameters kept on one stage; the first set is empty."""
+    yield fastest(costs.time_s, masks, task.num_microbatches)
+    sizes: dict[tuple[int, int], int] = {}
+    for group in costs.shared:
+        if group.first < group.last and task.link.seconds(group.num_bytes):
+            span = (group.first, group.last)
+            sizes[span] = sizes.get(span, 0) + group.num_bytes
+    spans = sorted(sizes, key=lambda span: -sizes[span])
+    if len(spans) <= EXACT_TIES:
+        sets = [s for size in range(1, len(spans) + 1) for s in combinations(spans, size)]
+    else:
+        sets = list(
+            dict.fromkeys([*((span,) for span in spans), *(tuple(spans[:i]) for i in range(2, len(spans) + 1))])
+        )
+    for some in sets:
+        whole = np.ones_like(masks[0])
+        for first, last in some:  # no cut c with first < c <= last: no stage starts or ends there
+            whole[first + 1 : last + 1, :] = False
+            whole[:, first + 1 : last + 1] = False
+        yield fastest(costs.time_s, [mask & whole for mask in masks], task.num_microbatches)
+
+
+def _interleaved(task: _Task, costs: Costs) -> tuple[tuple[float, float], float, Bounds]:
+    order = step_order(
+        num_ranks=task.num_ranks,
+        num_stages=task.num_stages,
+        num_microbatches=task.num_microbatches,
+        schedule=task.schedule,
+    )
+    weighs = task.objective == "memory" or math.isfinite(task.capacity_bytes)
+
+    def peak(bounds: Bounds) -> float:
+        return float(
+            max(
+                rank_memory(
+                    costs,
+                    bounds,
+                    num_ranks=task.num_ranks,
+                    num_microbatches=task.num_microbatches,
+                    schedule=task.schedule,
+                )
+            )
+        )
+
+    def score(bounds: Bounds) -> tuple[float, float]:
+        stages = list(pairwise(bounds))
+        time_s = play(
+            order,
+            forward_s=[float(costs.forward_s[a, b]) for a, b in stages],
+            backward_s=[float(costs.backward_s[a, b]) for a, b in stages],
+            send_s=[0.0 if task.num_ranks == 1 else float(costs.send_s[b]) for _, b in stages],
+            num_ranks=task.num_ranks,
+        )
+        time_s += costs.tie_seconds(bounds, num_ranks=task.num_ranks)
+        return task.score(peak(bounds) if weighs else 0.0, time_s)
+
+    allowed = task.allowed(costs)
+    found = best_bounds(
+        score,
+        [bounds for bounds in _starts(task, costs, allowed) if bounds],
+        allowed=allowed,
+        num_stages=task.num_stages,
+        budget=max(100, PLAYED_ACTIONS // len(order)),
+        exhaustive=ALL_CUTS,
+    )
+    return score(found), peak(found) if weighs else 0.0, found
+
+
+def _starts(task: _Task, costs: Costs, allowed: np.ndarray) -> Iterator[Bounds]:
+    masks = [allowed] * task.num_stages
+    yield from _with_ties(task, costs, masks)
+    yield search(costs.time_s, masks, minimax=True)[1]
+    computing = costs.forward_s + costs.backward_s
+    yield search(np.where(allowed, computing, np.inf), masks, minimax=True)[1]
+    yield smallest_peak([np.where(allowed, costs.memory(1), np.inf)] * task.num_stages)[1]
+    equal = equal_bounds(len(task.profile.blocks), task.num_stages)
+    if all(allowed[a, b] for a, b in pairwise(equal)):
+        yield equal

@@ -1,30 +1,25 @@
-"""A step played through, event by event: when each stage computes, waits and sends, and what it holds.
+"""A step played through, event by event: when each rank computes, waits and sends, and what it holds.
 
 Sending overlaps with computing, and a link carries one message a direction at a time. That is kinder
-than the partition's formula (which adds sending to the stage) and closer to what the library does.
+than the partition's formula (which adds sending to the stage) and closer to what the library does. After the
+last backward, parameters that several ranks hold are all-reduced (`reduce`), by all ranks together.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
-from pipeline.costs import Link, StageCost, in_flight, stage_cost
-from pipeline.plan_file import Plan
+from pipeline.costs import Bounds, Costs, Link, StageCost
+from pipeline.order import Action, held, step_order
+from pipeline.plan_file import Plan, StagePlan
 from pipeline.program import nearest
+from pipeline.timeline import Event, write_perfetto
 from pipeline.trace import Profile
 
-
-@dataclass(frozen=True)
-class Event:
-    """``kind``: forward, backward (of ``stage``), send or send_gradient (from ``stage``)."""
-
-    kind: str
-    stage: int
-    microbatch: int
-    start_s: float
-    end_s: float
+__all__ = ["Event", "Simulation", "predicted", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -32,50 +27,26 @@ class Simulation:
     """Outcome of `simulate`.
 
     Attributes:
-        bubble: share of all stages' time that is not spent computing.
-        peak_memory_bytes: per stage.
+        bubble: share of all ranks' time that is not spent computing.
+        peak_memory_bytes: per stage, by itself.
+        rank_memory_bytes: per rank: all its stages at the moment when they hold most, parameters that they share
+            once.
         link_bytes: sent over the link behind each stage in a step, both directions.
+        tie_bytes: parameters that several ranks hold, all-reduced once a step.
     """
 
     step_s: float
     bubble: float
     peak_memory_bytes: tuple[int, ...]
+    rank_memory_bytes: tuple[int, ...]
     link_bytes: tuple[int, ...]
+    tie_bytes: int
     events: tuple[Event, ...]
+    num_ranks: int
 
     def write_trace(self, path: str | Path) -> None:
-        """Write a Chrome trace (JSON) that Perfetto and chrome://tracing open: one row a stage and a link."""
-        rows = []
-        for event in self.events:
-            link = event.kind.startswith("send")
-            rows.append(
-                {
-                    "name": f"{event.kind} {event.microbatch}",
-                    "cat": event.kind,
-                    "ph": "X",
-                    "ts": event.start_s * 1e6,
-                    "dur": (event.end_s - event.start_s) * 1e6,
-                    "pid": 1 if link else 0,
-                    "tid": event.stage,
-                    "args": {"stage": event.stage, "microbatch": event.microbatch},
-                }
-            )
-        names = [
-            {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}}
-            for pid, name in enumerate(("stages", "links"))
-        ]
-        Path(path).write_text(json.dumps({"traceEvents": names + rows, "displayTimeUnit": "ms"}))
-
-
-def stage_order(stage: int, *, num_stages: int, num_microbatches: int, schedule: str) -> list[tuple[str, int]]:
-    """What a stage computes, in order: (forward or backward, micro-batch)."""
-    warmup = in_flight(stage, num_stages=num_stages, num_microbatches=num_microbatches, schedule=schedule)
-    order = [("forward", i) for i in range(warmup)]
-    for i in range(num_microbatches):
-        order.append(("backward", i))
-        if warmup + i < num_microbatches:
-            order.append(("forward", warmup + i))
-    return order
+        """Write a Chrome trace (JSON) that Perfetto and chrome://tracing open: one row a rank and a link."""
+        write_perfetto(path, {"predicted": self.events}, num_ranks=self.num_ranks)
 
 
 def simulate(profile: Profile, plan: Plan, *, link: Link | None = None, parameter_copies: float = 4.0) -> Simulation:
@@ -84,7 +55,6 @@ def simulate(profile: Profile, plan: Plan, *, link: Link | None = None, paramete
     Raises:
         ValueError: if the plan names blocks that the profile lacks, or other micro-batches.
     """
-    link = link or Link()
     names = [block.name for block in profile.blocks]
     planned = [name for stage in plan.stages for name in stage.blocks]
     for name in planned:
@@ -96,64 +66,150 @@ def simulate(profile: Profile, plan: Plan, *, link: Link | None = None, paramete
         raise ValueError(
             f"the plan has {plan.num_microbatches} micro-batches, the profile was traced for {profile.num_microbatches}"
         )
-    count, num_stages = plan.num_microbatches, plan.num_stages
-    costs = [
-        stage_cost(profile, a, b, num_microbatches=count, parameter_copies=parameter_copies) for a, b in plan.bounds()
-    ]
-    events = _play(costs, plan, link)
-    step_s = max(event.end_s for event in events)
+    costs = Costs(profile, link=link, parameter_copies=parameter_copies, recomputed=plan.recomputed)
+    bounds = (0, *(last for _, last in plan.bounds()))
+    stages = [costs.stage(a, b) for a, b in pairwise(bounds)]
+    order = step_order(
+        num_ranks=plan.num_ranks,
+        num_stages=plan.num_stages,
+        num_microbatches=plan.num_microbatches,
+        schedule=plan.schedule,
+    )
+    ties = costs.tie_bytes(bounds, num_ranks=plan.num_ranks)
+    events: list[Event] = []
+    ended = play(
+        order,
+        forward_s=[s.forward_s for s in stages],
+        backward_s=[s.backward_s for s in stages],
+        send_s=_send_seconds(stages, costs.link, plan.num_ranks),
+        num_ranks=plan.num_ranks,
+        events=events,
+    )
+    reduce_s = costs.tie_seconds(bounds, num_ranks=plan.num_ranks)
+    if reduce_s:
+        events += [Event("reduce", rank, 0, ended, ended + reduce_s) for rank in range(plan.num_ranks)]
+    step_s = ended + reduce_s
     busy = sum(e.end_s - e.start_s for e in events if e.kind in ("forward", "backward"))
     return Simulation(
         step_s=step_s,
-        bubble=1.0 - busy / (num_stages * step_s) if step_s else 0.0,
-        peak_memory_bytes=tuple(_peak(s, cost, events) for s, cost in enumerate(costs)),
-        link_bytes=tuple(2 * count * cost.send_bytes for cost in costs),
+        bubble=1.0 - busy / (plan.num_ranks * step_s) if step_s else 0.0,
+        peak_memory_bytes=tuple(
+            _peak(events, {s: cost.flight_bytes}) + cost.static_bytes for s, cost in enumerate(stages)
+        ),
+        rank_memory_bytes=tuple(_rank_peak(rank, plan, costs, stages, events) for rank in range(plan.num_ranks)),
+        link_bytes=tuple(2 * plan.num_microbatches * cost.send_bytes for cost in stages),
+        tie_bytes=ties,
         events=tuple(sorted(events, key=lambda e: (e.start_s, e.end_s, e.stage))),
+        num_ranks=plan.num_ranks,
     )
 
 
-def _play(costs: list[StageCost], plan: Plan, link: Link) -> list[Event]:
-    count, num_stages = plan.num_microbatches, plan.num_stages
-    todo = [
-        stage_order(s, num_stages=num_stages, num_microbatches=count, schedule=plan.schedule) for s in range(num_stages)
-    ]
-    ready: dict[tuple[str, int, int], float] = {("forward", 0, i): 0.0 for i in range(count)}
-    free = [0.0] * num_stages
-    link_free: dict[tuple[str, int], float] = {}
-    events: list[Event] = []
-    while any(todo):
-        progressed = False
-        for stage, order in enumerate(todo):
-            while order and (order[0][0], stage, order[0][1]) in ready:
-                kind, i = order.pop(0)
-                start = max(free[stage], ready[kind, stage, i])
-                took = costs[stage].forward_s if kind == "forward" else costs[stage].backward_s
-                free[stage] = end = start + took
-                events.append(Event(kind, stage, i, start, end))
-                progressed = True
-                last = stage == num_stages - 1
-                if kind == "forward" and last:
-                    ready["backward", stage, i] = end
-                    continue
-                if kind == "backward" and stage == 0:
-                    continue
-                target = stage + 1 if kind == "forward" else stage - 1
-                send = "send" if kind == "forward" else "send_gradient"
-                seconds = link.seconds(costs[min(stage, target)].send_bytes)
-                begin = max(end, link_free.get((send, stage), 0.0))
-                link_free[send, stage] = arrived = begin + seconds
-                ready[kind, target, i] = arrived
-                if seconds:
-                    events.append(Event(send, stage, i, begin, arrived))
-        assert progressed, "the schedule waits for itself"
-    return events
+def predicted(
+    profile: Profile,
+    bounds: Bounds,
+    *,
+    schedule: str,
+    num_ranks: int,
+    recomputed: Sequence[str] = (),
+    link: Link | None = None,
+    parameter_copies: float = 4.0,
+) -> Plan:
+    """The plan with these stages, its predictions from simulating it."""
+    costs = Costs(profile, link=link, parameter_copies=parameter_copies, recomputed=recomputed)
+    stages = []
+    for a, b in pairwise(bounds):
+        cost = costs.stage(a, b)
+        names = tuple(block.name for block in profile.blocks[a:b])
+        stages.append(StagePlan(names, cost.forward_s, cost.backward_s, 0, cost.send_bytes))
+    plan = Plan(
+        tuple(stages), schedule, profile.num_microbatches, num_ranks=num_ranks, recomputed=tuple(recomputed)
+    )  # fmt: skip
+    run = simulate(profile, plan, link=link, parameter_copies=parameter_copies)
+    stages = [replace(s, memory_bytes=m) for s, m in zip(stages, run.peak_memory_bytes, strict=True)]
+    return replace(plan, stages=tuple(stages), step_s=run.step_s, bubble=run.bubble)
 
 
-def _peak(stage: int, cost: StageCost, events: list[Event]) -> int:
-    changes = [(e.start_s, 1, 1) for e in events if e.kind == "forward" and e.stage == stage]
-    changes += [(e.end_s, 0, -1) for e in events if e.kind == "backward" and e.stage == stage]
-    held = peak = 0
-    for _, _, change in sorted(changes):
-        held += change
-        peak = max(peak, held)
-    return cost.static_bytes + peak * cost.flight_bytes
+def play(
+    order: Sequence[Action],
+    *,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    send_s: Sequence[float],
+    num_ranks: int,
+    events: list[Event] | None = None,
+) -> float:
+    """When the last rank is done, for stages with these times; ``events`` is filled if given.
+
+    Args:
+        order: of all ranks (`pipeline.order.step_order`).
+        send_s: of one message over the cut behind each stage.
+    """
+    last = len(forward_s) - 1
+    free = [0.0] * num_ranks
+    link_free = [[0.0] * num_ranks for _ in range(num_ranks)]
+    arrived: dict[tuple[bool, int, int], float] = {}
+    for kind, stage, i in order:
+        rank = stage % num_ranks
+        forward = kind == "forward"
+        start = free[rank]
+        came = arrived.get((forward, stage, i), 0.0)
+        if came > start:
+            start = came
+        free[rank] = end = start + (forward_s[stage] if forward else backward_s[stage])
+        if events is not None:
+            events.append(Event(kind, stage, i, start, end))
+        if forward and stage == last:
+            arrived[False, stage, i] = end
+        elif forward or stage:
+            target = stage + 1 if forward else stage - 1
+            seconds = send_s[min(stage, target)]
+            if seconds:
+                line, to = link_free[rank], target % num_ranks
+                begin = max(end, line[to])
+                line[to] = end = begin + seconds
+                if events is not None:
+                    events.append(Event("send" if forward else "send_gradient", stage, i, begin, end))
+            arrived[forward, target, i] = end
+    return max(free)
+
+
+def _send_seconds(stages: Sequence[StageCost], link: Link, num_ranks: int) -> list[float]:
+    return [0.0 if num_ranks == 1 else link.seconds(stage.send_bytes) for stage in stages]
+
+
+def _peak(events: Sequence[Event], flight_bytes: dict[int, int]) -> int:
+    """Most bytes of activations that these stages, all of one rank, hold at once; ``events`` in the rank's order."""
+    now = peak = 0
+    for event in events:
+        if event.stage in flight_bytes and event.kind in ("forward", "backward"):
+            now += flight_bytes[event.stage] if event.kind == "forward" else -flight_bytes[event.stage]
+            peak = max(peak, now)
+    return peak
+
+
+def _rank_peak(rank: int, plan: Plan, costs: Costs, stages: Sequence[StageCost], events: Sequence[Event]) -> int:
+    mine, bounds = plan.stages_of(rank), plan.bounds()
+    static = costs.parameter_memory([bounds[s] for s in mine]) + sum(stages[s].buffer_bytes for s in mine)
+    return static + _peak(events, {s: stages[s].flight_bytes for s in mine})
+
+
+def rank_memory(
+    costs: Costs, bounds: Bounds, *, num_ranks: int, num_microbatches: int, schedule: str
+) -> tuple[int, ...]:
+    """What `simulate` gives as ``rank_memory_bytes``, from the order alone (it does not depend on times)."""
+    stages = list(pairwise(bounds))
+    result = []
+    for rank in range(num_ranks):
+        mine = stages[rank::num_ranks]
+        static = costs.parameter_memory(mine) + sum(costs.buffers(a, b) for a, b in mine)
+        flight = [int(costs.flight_bytes[a, b]) for a, b in mine]
+        moments = held(
+            rank,
+            num_ranks=num_ranks,
+            num_stages=len(stages),
+            num_microbatches=num_microbatches,
+            schedule=schedule,
+        )
+        most = max(sum(count * size for count, size in zip(m, flight, strict=True)) for m in moments)
+        result.append(static + most)
+    return tuple(result)

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from pipeline import BlockProgram, Plan, Profile, partition, trace
+from pipeline.cluster import Cluster
 from pipeline.lineage import require_sample_lineage
 from rag_mm.config import Config
 from rag_mm.mesh import Mesh
@@ -31,7 +32,8 @@ def make_plan(config: Config, program: BlockProgram, batch: dict[str, Tensor], m
         plan = Plan.from_json(Path(parallel.plan).read_text())
         plan.validate(program)
         for name, theirs, ours in (
-            ("pipeline_stages", plan.num_stages, parallel.pipeline_stages),
+            ("pipeline_stages", plan.num_ranks, parallel.pipeline_stages),
+            ("chunks", plan.num_stages // plan.num_ranks, parallel.chunks),
             ("schedule", plan.schedule, parallel.schedule),
             ("num_microbatches", plan.num_microbatches, parallel.num_microbatches),
         ):
@@ -46,10 +48,16 @@ def make_plan(config: Config, program: BlockProgram, batch: dict[str, Tensor], m
     mesh.barrier()
     profile = trace(program, batch, num_microbatches=parallel.num_microbatches, lineage_samples=LINEAGE_SAMPLES)
     require_sample_lineage(profile)
+    cluster = Cluster.of(parallel)
     return partition(
         Profile.from_json(mesh.broadcast(profile.to_json())),
-        num_stages=parallel.pipeline_stages,
+        num_stages=parallel.num_stages,
+        num_ranks=parallel.pipeline_stages,
         schedule=parallel.schedule,
         num_microbatches=parallel.num_microbatches,
         objective=parallel.objective,
+        capacity_bytes=cluster.capacity_bytes,
+        link_latency_s=cluster.link_latency_s,
+        link_bytes_per_s=cluster.link_bytes_per_s,
+        pins=parallel.pins,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pipeline import BlockProgram, Plan
 from pipeline.config import ParallelConfig
@@ -14,18 +15,24 @@ from pipeline.plan import main
 from tests.pipeline.fid_program import fid_batch, fid_program
 
 SEEN: list[list[str]] = []
+PROGRAM = ["--program", "tests.pipeline.test_plan:factory"]
 
 
 def factory(config: str, overrides: list[str]) -> tuple[BlockProgram, dict[str, Any], ParallelConfig]:
+    """Two stages of the tests' program; understands the overrides ``--parallel.<text or number>``."""
     SEEN.append(overrides)
-    plan = overrides[overrides.index("--parallel.plan") + 1] if "--parallel.plan" in overrides else ""
-    return fid_program(), fid_batch(), ParallelConfig(pipeline_stages=2, num_microbatches=3, plan=plan)
+    fields: dict[str, Any] = {"pipeline_stages": 2, "num_microbatches": 3}
+    for flag, text in zip(overrides[::2], overrides[1::2], strict=True):
+        if flag.startswith("--parallel."):
+            name = flag.removeprefix("--parallel.")
+            fields[name] = yaml.safe_load(text)
+    return fid_program(), fid_batch(), ParallelConfig(**fields)
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     path = tmp_path / "config.yaml"
-    path.write_text("program: tests.pipeline.test_plan:factory\n")
+    path.write_text("train:\n  steps: 1\n")
     return str(path)
 
 
@@ -33,10 +40,11 @@ def test_json_has_the_contract_s_keys_and_the_trace_opens(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace_file = tmp_path / "trace.json"
-    assert main(["--config", config, "--json", "--trace", str(trace_file), "--train.steps", "3"]) == 0
+    arguments = ["--config", config, *PROGRAM, "--json", "--trace", str(trace_file), "--train.steps", "3"]
+    assert main(arguments) == 0
     assert SEEN[-1] == ["--train.steps", "3"]
     data = json.loads(capsys.readouterr().out)
-    assert list(data) == ["stages", "schedule", "num_microbatches", "step_s", "bubble"]
+    assert list(data)[:5] == ["stages", "schedule", "num_microbatches", "step_s", "bubble"]
     for stage in data["stages"]:
         assert list(stage) == ["blocks", "forward_s", "backward_s", "memory_bytes", "send_bytes"]
     assert [b for s in data["stages"] for b in s["blocks"]] == [b.name for b in fid_program().blocks]
@@ -44,19 +52,44 @@ def test_json_has_the_contract_s_keys_and_the_trace_opens(
     assert sum(e["name"].startswith("forward") for e in events) == 2 * 3
 
 
-def test_table_and_options(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--config", config, "--stages", "3", "--microbatches", "6"]) == 0
+def test_tables_options_and_picture(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "step.svg"
+    arguments = ["--stages", "3", "--microbatches", "6", "--timeline", str(picture)]
+    assert main(["--config", config, *PROGRAM, *arguments]) == 0
     out = capsys.readouterr().out
     assert "3 stages, 1f1b, 6 micro-batches" in out and "bubble" in out and "warning" not in out
+    assert "equal blocks" in out and "equal parameters" in out
+    assert "<svg" in picture.read_text()
+
+
+def test_interleaved_pins_and_cluster(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("link_latency_s: 1.0e-4\nlink_bytes_per_s: 1.0e+9\n")
+    overrides = ["--parallel.schedule", "interleaved", "--parallel.chunks", "2", "--parallel.pins", "[target]"]
+    arguments = ["--config", config, *PROGRAM, *overrides, "--cluster", str(cluster)]
+    assert main([*arguments, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (len(data["stages"]), data["num_ranks"], data["schedule"]) == (4, 2, "interleaved")
+    assert "target" in [stage["blocks"][0] for stage in data["stages"]]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "4 stages on 2 ranks" in out and "tied over ranks" in out
+    assert main([*arguments[:-2], "--parallel.pins", "[targte]"]) == 2
+    assert "did you mean 'target'" in capsys.readouterr().err
+
+
+def test_capacity_that_no_plan_meets(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", config, *PROGRAM, "--parallel.capacity_bytes", "10"]) == 2
+    assert "the smallest capacity that would do is" in capsys.readouterr().err
 
 
 def test_a_plan_can_be_handed_back(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.json"
     path.write_text(Plan.from_cuts(fid_program(), [5], schedule="gpipe", num_microbatches=2).to_json())
-    assert main(["--config", config, "--json", "--parallel.plan", str(path)]) == 0
+    assert main(["--config", config, *PROGRAM, "--json", "--parallel.plan", str(path)]) == 0
     assert len(json.loads(capsys.readouterr().out)["stages"][0]["blocks"]) == 5
     path.write_text(path.read_text().replace("encoder.1", "encoder.9"))
-    assert main(["--config", config, "--parallel.plan", str(path)]) == 2
+    assert main(["--config", config, *PROGRAM, "--parallel.plan", str(path)]) == 2
     assert "encoder.9" in capsys.readouterr().err
 
 
@@ -69,6 +102,10 @@ def test_a_plan_can_be_handed_back(config: str, tmp_path: Path, capsys: pytest.C
         (["--stagse", "2"], "did you mean 'stages'"),
         (["stray"], "stray"),
         (["--trace", "/no/such/folder/x"], "--trace"),
+        (["--timeline", "step.pdf"], "allowed: .png, .svg, .json"),
+        (["--program", "nothing"], "package.module:function"),
+        (["--program", "no.such:f"], "cannot be imported"),
+        (["--config", "no.yaml"], "no.yaml: no such file"),
         (["--cluster", "CLUSTER"], "did you mean 'link_latency_s'"),
     ],
 )
@@ -78,20 +115,6 @@ def test_mistakes(
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text("link_latency: 1\n")
     arguments = [str(cluster) if a == "CLUSTER" else a for a in arguments]
-    assert main(["--config", config, *arguments]) == 2
+    assert main(["--config", config, *PROGRAM, *arguments]) == 2
     err = capsys.readouterr().err
     assert words in err and len(err.splitlines()) == 1
-
-
-def test_bad_configurations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "c.yaml"
-    assert main(["--config", str(path)]) == 2
-    for text, words in (
-        ("program: nothing", "package.module:function"),
-        ("program: no.such:f", "cannot be imported"),
-        ("- 1", "mapping"),
-        ("a: [", "YAML"),
-    ):
-        path.write_text(text)
-        assert main(["--config", str(path)]) == 2
-        assert words in capsys.readouterr().err.splitlines()[-1]
