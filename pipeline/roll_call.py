@@ -22,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 WAIT_S = 5.0  # for other hosts to say something
+EXIT_S = 2.0  # a process closes its connections before it is seen to have ended
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,9 @@ class RollCall:
         """Who is gone, as far as this host and the others know; empty if nobody is missed."""
         here = [m for m in self._members if m.host == self._mine.host and m != self._mine]
         elsewhere = sorted({m.host for m in self._members} - {self._mine.host})
-        gone = [m.name for m in here if m.is_gone()]
+        end = time.monotonic() + EXIT_S
+        while not (gone := [m.name for m in here if m.is_gone()]) and time.monotonic() < end:
+            time.sleep(0.02)
         silent: list[str] = []
         if elsewhere:
             said, silent = self._exchange(gone, elsewhere)
