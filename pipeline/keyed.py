@@ -129,10 +129,13 @@ def bits(shape_of_row: tuple[int, ...], *, rows_per_sample: int = 1) -> Tensor:
     """Random int64, shape (B * rows_per_sample, *shape_of_row); use the top bits (compare, do not mask)."""
     keys = _row_keys(rows_per_sample)
     x = torch.arange(math.prod(shape_of_row), device=keys.device).mul_(_signed(_GOLDEN))
-    x = keys[:, None] + x
+    return _mix(keys[:, None] + x).view(-1, *shape_of_row)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Two rounds, in place: after one, neighbouring bits of the input show in the top bits of the result."""
     x.bitwise_xor_(x >> 30).mul_(_signed(_MIX_1))
-    x.bitwise_xor_(x >> 27).mul_(_signed(_MIX_2))
-    return x.view(-1, *shape_of_row)
+    return x.bitwise_xor_(x >> 27).mul_(_signed(_MIX_2))
 
 
 def uniform(shape_of_row: tuple[int, ...], *, rows_per_sample: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:

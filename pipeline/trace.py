@@ -1,101 +1,50 @@
-"""What each block costs and whom its rows depend on, measured on one micro-batch.
+"""What each block costs and whom its rows depend on, for one micro-batch.
 
 Each block runs by itself on detached inputs, so its backward is timed alone and its saved activations
 are its own. Measured alone on an idle machine, times are too small by 11 to 22 % for a machine whose
 ranks are all busy: trace with all ranks at once where that matters.
+
+A model that does not fit is built under ``torch.device("meta")`` and traced with a batch of meta tensors and
+a `pipeline.device.Device`: then times follow from FLOPs and bytes (docs/lineage.md says how well), and
+lineage, which needs values, has to be found on a smaller model of the same blocks.
 """
 
 from __future__ import annotations
 
-import json
+import platform
 import statistics
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
+from pipeline.device import Device
 from pipeline.isolate import advance, call, cut_off, unchanged_buffers
 from pipeline.lineage import Lineage, classify
+from pipeline.operation_costs import OperationCosts
+from pipeline.parameter_ties import partial_ties
+from pipeline.profile import BlockProfile, Profile
 from pipeline.program import SAMPLE_ID, Block, BlockProgram
+from pipeline.trace_cache import load, store, trace_key
+
+__all__ = ["BlockProfile", "Profile", "trace"]
+
+Progress = Callable[[int, int, str], None]
+_UNKNOWN = Lineage("unknown", False, "")
 
 
 @dataclass(frozen=True)
-class BlockProfile:
-    """Costs of one block for one micro-batch.
-
-    Attributes:
-        forward_s, backward_s: median seconds.
-        flops: of the forward.
-        parameter_bytes: of all parameters it holds, shared ones included.
-        activation_bytes: storages saved for its backward, without parameters and its inputs' storages.
-        written_bytes: of what it writes, where that is not saved (and counted) already.
-        lineage: whose rows move an output row: ``sample``, ``group`` or ``batch``.
-        stateful: buffers change in the forward.
-        mixes: where and how rows mix ("" if they do not).
-        ties: canonical parameter name -> its bytes, for parameters that other blocks hold too.
-        recomputable: the plan may have it computed again where its results are read (`pipeline.program`).
-        reads, writes: names of tensors.
-    """
-
-    name: str
+class _Cost:
     forward_s: float
     backward_s: float
     flops: int
-    parameter_bytes: int
+    backward_flops: int
+    bytes_moved: int
     activation_bytes: int
     written_bytes: int
-    lineage: str
-    stateful: bool
-    mixes: str
-    ties: dict[str, int]
-    recomputable: bool = False
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Profile:
-    """A traced program.
-
-    Attributes:
-        carry_bytes: ``[i]`` is what crosses a cut after block i for a micro-batch (0 after the last), nothing
-            being recomputed.
-        recomputable_carries: ``[i]`` says which part of that recomputable blocks write, by name.
-        outputs: names that the program leaves.
-    """
-
-    blocks: tuple[BlockProfile, ...]
-    carry_bytes: tuple[int, ...]
-    num_microbatches: int
-    num_samples: int
-    recomputable_carries: tuple[dict[str, int], ...] = ()
-    outputs: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> Profile:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ValueError: if it is something else.
-        """
-        try:
-            data = json.loads(text)
-            lists = ("carry_bytes", "recomputable_carries", "outputs")
-            blocks = tuple(
-                BlockProfile(
-                    **{**block, "reads": tuple(block.get("reads", ())), "writes": tuple(block.get("writes", ()))}
-                )
-                for block in data.pop("blocks")
-            )
-            return cls(blocks, **{key: tuple(value) if key in lists else value for key, value in data.items()})
-        except (json.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not a profile written by this program ({error})") from error
 
 
 def trace(
@@ -107,6 +56,9 @@ def trace(
     warmup: int = 1,
     lineage: bool = True,
     lineage_samples: int | None = None,
+    device: Device | None = None,
+    progress: Progress | None = None,
+    cache_dir: str | Path | None = None,
 ) -> Profile:
     """Measure every block on the first ``B / num_microbatches`` samples of a batch.
 
@@ -115,14 +67,56 @@ def trace(
     experiment costs samples * log(samples) forward and backward passes' worth, and few samples can miss what
     only a full batch shows (a capacity that is reached). Without ``lineage`` every block is ``"unknown"``.
 
+    Args:
+        device: for a program and batch on the meta device: what the times are predicted for.
+        progress: called with (blocks done, blocks, name of the next one), at the end with "traced" or "cached".
+        cache_dir: where profiles are kept, by a key over the blocks' code, configuration and parameter shapes,
+            the batch's shapes, these options, the machine and torch. Values of weights and batch are not in it: a
+            NaN or a mixing that depends on them is not looked for again.
+
     Raises:
-        ValueError: if the batch does not divide, or a block gives NaN (the error names it).
+        ValueError: if the batch does not divide, a block gives NaN (the error names it), or values are needed
+            of meta tensors.
     """
     if repeats < 1 or warmup < 0:
         raise ValueError(f"repeats is {repeats} and warmup {warmup}; at least 1 and 0 are needed")
     num_samples = program.num_samples(batch)
     if num_microbatches < 1 or num_samples % num_microbatches:
         raise ValueError(f"a batch of {num_samples} samples does not divide into {num_microbatches} micro-batches")
+    _check_device(program, batch, device, lineage=lineage)
+    machine = device.name if device else _machine(batch)
+    tell: Progress = progress or (lambda done, total, name: None)
+    path = None
+    if cache_dir is not None:
+        options = (num_microbatches, repeats, warmup, lineage, lineage_samples, repr(device), machine)
+        path = Path(cache_dir) / f"trace-{trace_key(program, batch, options)}.json"
+        if found := load(path):
+            tell(len(program.blocks), len(program.blocks), "cached")
+            return found
+    profile = _trace(
+        program, batch, num_microbatches=num_microbatches, repeats=repeats, warmup=warmup, lineage=lineage,
+        lineage_samples=lineage_samples, device=device, tell=tell,
+    )  # fmt: skip
+    profile = replace(profile, device=machine)
+    if path is not None:
+        store(path, profile)
+    tell(len(program.blocks), len(program.blocks), "traced")
+    return profile
+
+
+def _trace(
+    program: BlockProgram,
+    batch: Mapping[str, Tensor],
+    *,
+    num_microbatches: int,
+    repeats: int,
+    warmup: int,
+    lineage: bool,
+    lineage_samples: int | None,
+    device: Device | None,
+    tell: Progress,
+) -> Profile:
+    num_samples = program.num_samples(batch)
     micro = program.microbatch({n: t.detach() for n, t in batch.items()}, 0, num_microbatches)
     few = num_samples if lineage_samples is None else min(lineage_samples, num_samples)
     whole = {
@@ -130,77 +124,68 @@ def trace(
         for name, tensor in batch.items()
     }
     wants = {name for name, tensor in batch.items() if tensor.requires_grad}
-    profiles, carry_bytes, recomputable_carries = [], [], []
+    profiles, carry_bytes, gradient_bytes, recomputable_carries = [], [], [], []
     again = {name for block in program.blocks if block.recomputable for name in block.writes}
+    partial = partial_ties(program)
     with unchanged_buffers(program):
         for i, block in enumerate(program.blocks):
-            found = classify(program, block, whole, grads=wants) if lineage else Lineage("unknown", False, "")
+            tell(i, len(program.blocks), block.name)
+            found = classify(program, block, whole, grads=wants) if lineage else _UNKNOWN
             whole = advance(block, whole) if lineage else whole
-            profile, micro, wants = _measure(program, block, micro, wants, found, repeats=repeats, warmup=warmup)
-            profiles.append(profile)
+            if device is None:
+                cost, written = _measure(block, micro, wants, repeats=repeats, warmup=warmup)
+            else:
+                cost, written = _count(block, micro, wants, device)
+            profiles.append(_block_profile(program, block, cost, found, partial[block.name]))
+            micro = {**micro, **{name: tensor.detach() for name, tensor in written.items()}}
+            wants = (wants - set(block.writes)) | {name for name, tensor in written.items() if tensor.requires_grad}
             last = i + 1 == len(program.blocks)
             carry = {} if last else {name: _bytes(micro[name]) for name in program.carry(i + 1)}
             carry_bytes.append(sum(carry.values()))
+            gradient_bytes.append(sum(size for name, size in carry.items() if name in wants))
             recomputable_carries.append({name: size for name, size in carry.items() if name in again})
     return Profile(
         tuple(profiles), tuple(carry_bytes), num_microbatches, num_samples,
-        recomputable_carries=tuple(recomputable_carries), outputs=program.outputs,
+        recomputable_carries=tuple(recomputable_carries), outputs=program.outputs, gradient_bytes=tuple(gradient_bytes),
     )  # fmt: skip
 
 
-def _measure(
-    program: BlockProgram,
-    block: Block,
-    env: Mapping[str, Tensor],
-    wants: set[str],
-    found: Lineage,
-    *,
-    repeats: int,
-    warmup: int,
-) -> tuple[BlockProfile, dict[str, Tensor], set[str]]:
-    ids = env.get(SAMPLE_ID)
-    parameters = [p for p in block.module.parameters() if p.requires_grad]
-    forward_s, backward_s = [], []
-    saved: dict[int, int] = {}
-    written: dict[str, Tensor] = {}
-    flops = written_bytes = 0
-    for round_ in range(warmup + repeats + 1):
-        counting = round_ == warmup + repeats  # once more, untimed, with hooks that cost time
-        inputs = cut_off(block, env, wants)
-        if counting:
-            own = {_storage(t) for t in (*block.module.parameters(), *block.module.buffers(), *inputs.values())}
-            with _saving(saved, own), FlopCounterMode(display=False) as counter:
-                written = call(block, inputs, ids=ids)
-            flops = counter.get_total_flops()
-            new = {_storage(t): t.untyped_storage().nbytes() for t in written.values()}
-            written_bytes = sum(size for key, size in new.items() if key not in saved and key not in own)
-        else:
-            start = _now(env)
-            written = call(block, inputs, ids=ids)
-            took = _now(env) - start
-            forward_s += [took] if round_ >= warmup else []
-        for name, tensor in written.items():
-            if tensor.is_floating_point() and tensor.isnan().any():
-                raise ValueError(f"block {block.name!r} gives NaN in {name!r} on the traced batch")
-        roots = [t for t in written.values() if t.requires_grad]
-        wanted = [*parameters, *(t for t in inputs.values() if t.requires_grad)]
-        start = _now(env)
-        if roots and wanted:
-            torch.autograd.grad(roots, wanted, [torch.ones_like(t) for t in roots], allow_unused=True)
-        took = _now(env) - start
-        backward_s += [took] if warmup <= round_ < warmup + repeats else []
+def _check_device(program: BlockProgram, batch: Mapping[str, Tensor], device: Device | None, *, lineage: bool) -> None:
+    tensors = {**batch, **dict(program.named_parameters()), **dict(program.named_buffers())}
+    meta = sorted(name for name, tensor in tensors.items() if tensor.is_meta)
+    if not meta and device is not None:
+        raise ValueError(f"device is {device.name!r}, but the program has values; times of real tensors are measured")
+    if not meta:
+        return
+    if len(meta) < len(tensors):
+        other = next(name for name, tensor in tensors.items() if not tensor.is_meta)
+        raise ValueError(f"{meta[0]!r} is on the meta device and {other!r} is not; put program and batch on one device")
+    if device is None:
+        raise ValueError(
+            "the program is on the meta device; say what to predict for with device=device_of('a100-40gb')"
+        )
+    if lineage:
+        raise ValueError(
+            "lineage needs values, and the program is on the meta device: trace with lineage=False, and find the "
+            "lineage on a smaller model of the same blocks"
+        )
+
+
+def _block_profile(
+    program: BlockProgram, block: Block, cost: _Cost, found: Lineage, partial: dict[str, int]
+) -> BlockProfile:
     names = program.block_parameters(block.name)
     shared = {
         name for other in program.blocks if other.name != block.name for name in program.block_parameters(other.name)
     }
-    profile = BlockProfile(
+    return BlockProfile(
         name=block.name,
-        forward_s=statistics.median(forward_s),
-        backward_s=statistics.median(backward_s),
-        flops=int(flops),
+        forward_s=cost.forward_s,
+        backward_s=cost.backward_s,
+        flops=cost.flops,
         parameter_bytes=sum(_bytes(p) for p in names.values()),
-        activation_bytes=sum(saved.values()),
-        written_bytes=written_bytes,
+        activation_bytes=cost.activation_bytes,
+        written_bytes=cost.written_bytes,
         lineage=found.kind,
         stateful=found.stateful,
         mixes=found.mixes,
@@ -208,10 +193,69 @@ def _measure(
         recomputable=block.recomputable,
         reads=block.reads,
         writes=block.writes,
+        shared=found.shared,
+        frozen_bytes=sum(_bytes(p) for p in names.values() if not p.requires_grad),
+        partial_ties=partial,
+        backward_flops=cost.backward_flops,
+        bytes_moved=cost.bytes_moved,
     )
-    after = {**env, **{name: tensor.detach() for name, tensor in written.items()}}
-    grads = (wants - set(block.writes)) | {name for name, tensor in written.items() if tensor.requires_grad}
-    return profile, after, grads
+
+
+def _measure(
+    block: Block, env: Mapping[str, Tensor], wants: set[str], *, repeats: int, warmup: int
+) -> tuple[_Cost, dict[str, Tensor]]:
+    """Median times, and counts from one more run, untimed: counting costs time."""
+    forward_s, backward_s = [], []
+    for _ in range(warmup + repeats):
+        inputs = cut_off(block, env, wants)
+        start = _now(env)
+        written = call(block, inputs, ids=env.get(SAMPLE_ID))
+        forward_s.append(_now(env) - start)
+        for name, tensor in written.items():
+            if tensor.is_floating_point() and tensor.isnan().any():
+                raise ValueError(f"block {block.name!r} gives NaN in {name!r} on the traced batch")
+        start = _now(env)
+        trains = _backward(block, inputs, written)
+        backward_s.append(_now(env) - start if trains else 0.0)
+    cost, written = _count(block, env, wants, None)
+    times = (statistics.median(forward_s[warmup:]), statistics.median(backward_s[warmup:]))
+    return replace(cost, forward_s=times[0], backward_s=times[1]), written
+
+
+def _count(
+    block: Block, env: Mapping[str, Tensor], wants: set[str], device: Device | None
+) -> tuple[_Cost, dict[str, Tensor]]:
+    """FLOPs and bytes of one run, and times on the device described (0 without one)."""
+    inputs = cut_off(block, env, wants)
+    saved: dict[int, int] = {}
+    own = {_storage(t) for t in (*block.module.parameters(), *block.module.buffers(), *inputs.values())}
+    try:
+        with _saving(saved, own), OperationCosts(device) as forward:
+            written = call(block, inputs, ids=env.get(SAMPLE_ID))
+        with OperationCosts(device) as backward:
+            _backward(block, inputs, written)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"block {block.name!r} cannot be traced on the meta device: what it does depends on values "
+            f"({str(error).strip().partition(chr(10))[0]})"
+        ) from error
+    new = {_storage(t): t.untyped_storage().nbytes() for t in written.values()}
+    written_bytes = sum(size for key, size in new.items() if key not in saved and key not in own)
+    cost = _Cost(
+        forward.seconds, backward.seconds, forward.flops, backward.flops, forward.bytes_moved,
+        sum(saved.values()), written_bytes,
+    )  # fmt: skip
+    return cost, written
+
+
+def _backward(block: Block, inputs: Mapping[str, Tensor], written: Mapping[str, Tensor]) -> bool:
+    """Run the block's backward; False if there is nothing to train in it or before it."""
+    roots = [t for t in written.values() if t.requires_grad]
+    wanted = [t for t in (*block.module.parameters(), *inputs.values()) if t.requires_grad]
+    if not roots or not wanted:
+        return False
+    torch.autograd.grad(roots, wanted, [torch.ones_like(t) for t in roots], allow_unused=True)
+    return True
 
 
 def _saving(saved: dict[int, int], own: set[int]) -> torch.autograd.graph.saved_tensors_hooks:
@@ -225,11 +269,24 @@ def _saving(saved: dict[int, int], own: set[int]) -> torch.autograd.graph.saved_
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return tensor.untyped_storage()._cdata  # meta tensors have no data pointer
 
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def _machine(batch: Mapping[str, Tensor]) -> str:
+    device = next(iter(batch.values())).device
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    models = (
+        [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
+    return f"{models[0] if models else platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
 
 
 def _now(env: Mapping[str, Tensor]) -> float:

@@ -37,6 +37,37 @@ def test_uniform_and_independent() -> None:
     assert u.flatten().unique().numel() == n
 
 
+def test_every_bit_of_a_key_moves_every_top_bit() -> None:
+    """Strict avalanche: half of the top bits flip with any input bit. One hash round is off by 0.49, two by 0.011."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(-(2**63), 2**63 - 1, (20_000,), generator=g)
+    base = keyed._mix(x.clone())
+    for bit in range(64):
+        flipped = base ^ keyed._mix(x ^ keyed._signed(1 << bit))
+        for top in range(63, 39, -1):
+            share = (flipped >> top & 1).double().mean().item()
+            assert abs(share - 0.5) < 0.02, f"input bit {bit} flips bit {top} in {share:.3f} of all cases"
+
+
+def test_rows_may_have_ids_of_their_own() -> None:
+    """A document's draw is its own, whichever samples are there and whatever their number."""
+    documents, x = torch.tensor([4, 9, 5]), torch.ones(3, 200)
+
+    def dropped(samples: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        with keyed.scope(seed=0, step=0), keyed.block("b", ids=samples):
+            with keyed.rows(rows):
+                first = keyed.dropout(x[: len(rows)], 0.5)
+            return torch.cat([first, keyed.dropout(torch.ones(len(samples), 200), 0.5)])
+
+    whole = dropped(torch.arange(2), documents)
+    assert torch.equal(dropped(torch.arange(4), documents)[:3], whole[:3])
+    assert torch.equal(dropped(torch.arange(2), documents[1:])[:2], whole[1:3])
+    assert torch.equal(dropped(torch.arange(2), documents + 50)[3:], whole[3:])  # the samples' draws are as before
+    assert not torch.equal(dropped(torch.arange(2), documents + 50)[:3], whole[:3])
+    with pytest.raises(RuntimeError, match="no block here"), keyed.rows(documents):
+        pass
+
+
 def test_depends_on_sample_not_on_company() -> None:
     ids = torch.tensor([5, 900, 17, 2**40])
     whole = draw(ids, k=3).view(4, 3, -1)

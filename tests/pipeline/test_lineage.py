@@ -141,7 +141,9 @@ def test_batch_norm_is_named_with_its_path_and_nothing_is_changed() -> None:
     profile = trace(program, batch, num_microbatches=2, repeats=1)
     assert (profile.blocks[1].lineage, profile.blocks[1].stateful) == ("batch", True)
     assert all(torch.equal(value, before[name]) for name, value in program.state_dict().items())
-    with pytest.raises(ValueError, match=r"block 'middle' mixes .* 1\.1 \(BatchNorm1d\).*Freeze the batch norm"):
+    with pytest.raises(
+        ValueError, match=r"block 'middle' mixes .* middle\.1\.1 \(BatchNorm1d\).*Freeze the batch norm"
+    ):
         require_sample_lineage(profile)
 
 
