@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import Block, BlockProgram, Pipeline, Plan
-from pipeline.simulate import Event, stage_order
+from pipeline.order import rank_order
+from pipeline.simulate import Event
 from pipeline.verify import gradient_report, whole_batch_gradients
 from tests.distributed import run_on_ranks
 from tests.pipeline.fid_program import fid_batch, fid_program
@@ -205,8 +206,9 @@ def test_events_are_those_of_the_schedule() -> None:
     first, second = run_on_ranks(_events, 2)
     assert first == second
     for stage in range(2):
-        found = [(e.kind, e.microbatch) for e in first if e.stage == stage]
-        assert found == stage_order(stage, num_stages=2, num_microbatches=3, schedule="1f1b")
+        found = [(e.kind, e.stage, e.microbatch) for e in first if e.stage == stage]
+        right = rank_order(stage, num_ranks=2, num_stages=2, num_microbatches=3, schedule="1f1b")
+        assert found == [(a.kind, a.stage, a.microbatch) for a in right]
     for event in first:
         assert 0 <= event.start_s < event.end_s
     begin = {(e.kind, e.stage, e.microbatch): e for e in first}
