@@ -14,6 +14,7 @@ import yaml
 
 from pipeline.config import ParallelConfig
 from pipeline.costs import Link
+from pipeline.device import PRESETS, Device
 from pipeline.program import nearest
 
 
@@ -26,16 +27,21 @@ class Cluster:
         link_bytes_per_s: of one direction between neighbouring ranks.
         capacity_bytes: memory of a device that the plan may use (None: any).
         num_devices: devices in all; the pipeline's ranks must not be more (None: any number).
+        device: what they are (`pipeline.device.PRESETS`): the command then predicts for them, from operations and
+            bytes, without running the model; empty: this machine, measured. Gives ``capacity_bytes`` if that is None.
     """
 
     link_latency_s: float = 0.0
     link_bytes_per_s: float = float("inf")
     capacity_bytes: float | None = None
     num_devices: int | None = None
+    device: str = ""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "device":
+                continue
             optional = field.default is None and value is None
             if not optional and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ValueError(f"cluster: {field.name} is {value!r}; it must be a number (write 1.0e9, not 1e9)")
@@ -43,10 +49,23 @@ class Cluster:
                 raise ValueError(f"cluster: {field.name} is {value}; it must be above 0")
         if not self.link_latency_s >= 0:
             raise ValueError(f"cluster: link_latency_s is {self.link_latency_s}; it must be at least 0")
+        if not isinstance(self.device, str):
+            raise ValueError(f"cluster: device is {self.device!r}; it must be a name")
+        if self.device and self.device not in PRESETS:
+            raise ValueError(
+                f"cluster: device is {self.device!r}{nearest(self.device, PRESETS)}; allowed: {', '.join(PRESETS)}"
+            )
+        if self.device and self.capacity_bytes is None:
+            object.__setattr__(self, "capacity_bytes", PRESETS[self.device].memory_bytes)
 
     @property
     def link(self) -> Link:
         return Link(self.link_latency_s, self.link_bytes_per_s)
+
+    @property
+    def described_device(self) -> Device | None:
+        """What the times are for; None: this machine."""
+        return PRESETS[self.device] if self.device else None
 
     def require_devices(self, num_ranks: int) -> None:
         """Refuse more ranks than there are devices.

@@ -1,9 +1,9 @@
 """Time and memory of a run of blocks as one stage; shared by partition and simulation.
 
-Memory of a stage counts live tensor bytes: its parameters times ``parameter_copies`` (parameter,
-gradient and two Adam moments: 4), activations of the micro-batches in flight, and the library's receive
-buffers, which exist for all micro-batches of a shape signature at once. Allocator overhead and
-temporaries within an operation are not in it.
+Memory of a stage counts live tensor bytes: its parameters times ``parameter_copies`` (parameter, gradient and
+two Adam moments: 4; frozen ones once), activations of the micro-batches in flight, and the library's receive
+buffers, which exist for all micro-batches of a shape signature at once. Allocator overhead and temporaries
+within an operation are not in it.
 
 Recomputed blocks (`pipeline.recomputation`) count on every stage that reads them, their parameters too.
 Parameters that several ranks hold cost one all-reduce after the backward: twice their bytes over the link.
@@ -53,6 +53,7 @@ class StageCost:
         static_bytes: parameters (times copies) and receive buffers.
         flight_bytes: activations held for each micro-batch in flight.
         send_bytes: to the next stage.
+        return_bytes: gradients that come back from there.
         buffer_bytes: receive buffers of all micro-batches.
     """
 
@@ -61,6 +62,7 @@ class StageCost:
     static_bytes: int
     flight_bytes: int
     send_bytes: int
+    return_bytes: int
     buffer_bytes: int
 
 
@@ -69,11 +71,15 @@ class Shared:
     """Parameters that the same blocks hold.
 
     Attributes:
+        copies: kept of each byte.
+        trained: they have a gradient, which is all-reduced if several ranks hold them.
         reach: a stage from a to b holds them where ``reach[a] < b``.
         first, last: they are on one stage if no cut c has ``first < c <= last``.
     """
 
     num_bytes: int
+    copies: float
+    trained: bool
     reach: np.ndarray
     first: int
     last: int
@@ -104,11 +110,22 @@ class Costs:
             size - sum(part for name, part in by_name.items() if name in dropped)
             for size, by_name in zip(profile.carry_bytes, carries, strict=True)
         )
+        returned = profile.gradient_bytes or profile.carry_bytes
+        # A block without a backward writes what needs no gradient.
+        silent = {name for j in self._again if not profile.blocks[j].backward_s for name in profile.blocks[j].writes}
+        self.return_bytes = tuple(
+            size - sum(part for name, part in by_name.items() if name in dropped and name not in silent)
+            for size, by_name in zip(returned, carries, strict=True)
+        )
+        self._carry = np.array([0, *self.carry_bytes[:-1], 0], dtype=np.int64)  # [c]: at the cut before block c
+        self._return = np.array([0, *self.return_bytes[:-1], 0], dtype=np.int64)
         self.shared = self._shared()
         # Bytes of parameters that one block alone holds and one stage alone computes with.
         own = [0 if j in self._again else b.parameter_bytes - sum(b.ties.values()) for j, b in self._enumerate()]
+        frozen = [min(size, b.frozen_bytes) for size, b in zip(own, profile.blocks, strict=True)]
+        kept = [(size - f) * parameter_copies + f for size, f in zip(own, frozen, strict=True)]
         self._own_sums = np.concatenate([[0], np.cumsum(own)])
-        self._carry = np.array([0, *self.carry_bytes[:-1], 0], dtype=np.int64)  # [c]: at the cut before block c
+        self._kept_sums = np.concatenate([[0.0], np.cumsum(kept)])
 
     def _enumerate(self) -> list[tuple[int, BlockProfile]]:
         return list(enumerate(self.profile.blocks))
@@ -116,24 +133,30 @@ class Costs:
     def _shared(self) -> list[Shared]:
         holders: dict[str, set[int]] = {}
         sizes: dict[str, int] = {}
+        frozen: set[str] = set()  # where a block that holds it trains nothing
         for j, block in self._enumerate():
-            for name, size in block.ties.items():
+            parts = dict(block.ties)
+            alone = block.parameter_bytes - sum(block.ties.values())
+            if j in self._again:
+                still = min(alone, block.frozen_bytes)
+                parts |= {f"\0{j}": alone - still, f"\0{j} frozen": still}
+                frozen.add(f"\0{j} frozen")
+            for name, size in parts.items():
                 holders.setdefault(name, set()).add(j)
                 sizes[name] = size
-            alone = block.parameter_bytes - sum(block.ties.values())
-            if j in self._again and alone:
-                holders[f"\0{j}"], sizes[f"\0{j}"] = {j}, alone
-        together: dict[frozenset[int], int] = {}
-        for name, blocks in holders.items():
-            key = frozenset(blocks)
+            frozen |= set(parts) if block.frozen_bytes == block.parameter_bytes else set()
+        together: dict[tuple[frozenset[int], bool], int] = {}
+        for name, found in holders.items():
+            key = frozenset(found), name not in frozen
             together[key] = together.get(key, 0) + sizes[name]
         n, result = self.num_blocks, []
-        for blocks, size in together.items():
+        for (blocks, trained), size in together.items():
             held = reach(blocks, n)
             for j in blocks & self._again.keys():
                 held = np.minimum(held, self._reaches[j])
             last = max([*blocks, *(self._again[j][-1] for j in blocks & self._again.keys())])
-            result.append(Shared(size, held, min(blocks), last))
+            copies = self.parameter_copies if trained else 1.0
+            result.append(Shared(size, copies, trained, held, min(blocks), last))
         return result
 
     def again(self, first: int, last: int) -> tuple[int, ...]:
@@ -150,23 +173,26 @@ class Costs:
             static_bytes=self.parameter_memory([(first, last)]) + buffers,
             flight_bytes=sum(b.activation_bytes + b.written_bytes for b in blocks),
             send_bytes=int(self._carry[last]),
+            return_bytes=int(self._return[last]),
             buffer_bytes=buffers,
         )
 
     def buffers(self, first: int, last: int) -> int:
         """Received activations and their gradients, and received gradients of what is sent, of all micro-batches."""
-        return int(self.profile.num_microbatches * (2 * self._carry[first] + self._carry[last]))
+        return int(self.profile.num_microbatches * (self._carry[first] + self._return[first] + self._return[last]))
 
     def parameter_memory(self, stages: Sequence[tuple[int, int]]) -> int:
         """Bytes of parameters and their copies on a rank that holds these stages; shared ones count once."""
-        alone = sum(int(self._own_sums[b] - self._own_sums[a]) for a, b in stages)
-        shared = sum(group.num_bytes for group in self.shared if any(group.reach[a] < b for a, b in stages))
-        return int((alone + shared) * self.parameter_copies)
+        alone = sum(float(self._kept_sums[b] - self._kept_sums[a]) for a, b in stages)
+        held = [group for group in self.shared if any(group.reach[a] < b for a, b in stages)]
+        return int(alone + sum(group.num_bytes * group.copies for group in held))
 
     def tie_bytes(self, bounds: Bounds, *, num_ranks: int) -> int:
-        """Parameters that several ranks hold."""
+        """Trained parameters that several ranks hold."""
         total = 0
         for group in self.shared:
+            if not group.trained:
+                continue
             ranks = {s % num_ranks for s, (a, b) in enumerate(pairwise(bounds)) if group.reach[a] < b}
             total += group.num_bytes if len(ranks) > 1 else 0
         return total
@@ -203,9 +229,14 @@ class Costs:
         return np.array([self.link.seconds(int(c)) for c in self._carry])
 
     @cached_property
+    def return_s(self) -> np.ndarray:
+        """(n + 1): the gradients' way back over the cut before each block."""
+        return np.array([self.link.seconds(int(c)) for c in self._return])
+
+    @cached_property
     def time_s(self) -> np.ndarray:
         """Forward, backward, and sending the carry and its gradient; infinite where b <= a."""
-        total = self.forward_s + self.backward_s + 2 * self.send_s[None, :]
+        total = self.forward_s + self.backward_s + (self.send_s + self.return_s)[None, :]
         return np.where(self._valid, total, np.inf)
 
     @cached_property
@@ -219,8 +250,12 @@ class Costs:
 
     @cached_property
     def static_bytes(self) -> np.ndarray:
-        buffers = self.profile.num_microbatches * (2 * self._carry[:, None] + self._carry[None, :])
-        return np.floor(self.parameter_bytes * self.parameter_copies).astype(np.int64) + buffers
+        kept = self._kept_sums[None, :] - self._kept_sums[:, None]
+        ends = np.arange(self.num_blocks + 1)
+        for group in self.shared:
+            kept = kept + group.num_bytes * group.copies * (group.reach[:, None] < ends[None, :])
+        received = (self._carry + self._return)[:, None] + self._return[None, :]
+        return np.floor(kept).astype(np.int64) + self.profile.num_microbatches * received
 
     @cached_property
     def flight_bytes(self) -> np.ndarray:

@@ -75,4 +75,5 @@ def _neighbours(bounds: Bounds, allowed: np.ndarray) -> Iterator[Bounds]:
 
 
 def _is_allowed(bounds: Bounds, allowed: np.ndarray) -> bool:
-    return all(a < b and allowed[a, b] for a, b in pairwise(bounds))
+    stages = list(pairwise(bounds))
+    return all(a < b for a, b in stages) and all(allowed[a, b] for a, b in stages)

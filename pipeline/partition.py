@@ -53,10 +53,12 @@ class _Task:
     pins: tuple[int, ...]
 
     def allowed(self, costs: Costs) -> np.ndarray:
-        """Stages without a pinned cut inside."""
+        """Stages without a pinned cut inside, and without a cut through memory that several blocks share in part."""
         allowed = np.isfinite(costs.time_s)
         for cut in self.pins:
             allowed[:cut, cut + 1 :] = False
+        for cut in _forbidden(self.profile):
+            allowed[cut, :] = allowed[:, cut] = False
         return allowed
 
     def score(self, peak: float, time_s: float) -> tuple[float, float]:
@@ -156,7 +158,28 @@ def _pinned(profile: Profile, pins: Sequence[str], num_stages: int) -> list[int]
     cuts = sorted({names.index(pin) for pin in pins} - {0})
     if len(cuts) > num_stages - 1:
         raise ValueError(f"{len(cuts)} pinned cuts need {len(cuts) + 1} stages, but num_stages is {num_stages}")
+    forbidden = _forbidden(profile)
+    for cut in cuts:
+        if cut in forbidden:
+            raise ValueError(
+                f"pins names block {names[cut]!r}, but no stage may begin there: blocks on both sides hold parts of "
+                f"the memory of {forbidden[cut]!r}; pin another"
+            )
+    if num_stages <= len(names) and num_stages - 1 > len(names) - 1 - len(forbidden):
+        raise ValueError(
+            f"num_stages is {num_stages}; at most {len(names) - len(forbidden)} are possible, because blocks that "
+            f"hold parts of one memory ({', '.join(sorted(set(forbidden.values())))}) stay on one stage"
+        )
     return cuts
+
+
+def _forbidden(profile: Profile) -> dict[int, str]:
+    """Cuts between blocks that hold parts of one storage as different tensors: cut -> the storage's parameter."""
+    spans: dict[str, tuple[int, int]] = {}
+    for i, block in enumerate(profile.blocks):
+        for name in block.partial_ties:
+            spans[name] = (spans.get(name, (i, i))[0], i)
+    return {cut: name for name, (first, last) in spans.items() for cut in range(first + 1, last + 1)}
 
 
 def _evaluate(
@@ -206,7 +229,7 @@ def _with_ties(task: _Task, costs: Costs, masks: Sequence[np.ndarray]) -> Iterat
     yield fastest(costs.time_s, masks, task.num_microbatches)
     sizes: dict[tuple[int, int], int] = {}
     for group in costs.shared:
-        if group.first < group.last and task.link.seconds(group.num_bytes):
+        if group.trained and group.first < group.last and task.link.seconds(group.num_bytes):
             span = (group.first, group.last)
             sizes[span] = sizes.get(span, 0) + group.num_bytes
     spans = sorted(sizes, key=lambda span: -sizes[span])
@@ -252,7 +275,8 @@ def _interleaved(task: _Task, costs: Costs) -> tuple[tuple[float, float], float,
             order,
             forward_s=[float(costs.forward_s[a, b]) for a, b in stages],
             backward_s=[float(costs.backward_s[a, b]) for a, b in stages],
-            send_s=[0.0 if task.num_ranks == 1 else float(costs.send_s[b]) for _, b in stages],
+            send_s=[float(costs.send_s[b]) for _, b in stages],
+            return_s=[float(costs.return_s[b]) for _, b in stages],
             num_ranks=task.num_ranks,
         )
         time_s += costs.tie_seconds(bounds, num_ranks=task.num_ranks)

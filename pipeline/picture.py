@@ -42,8 +42,10 @@ def draw(path: str | Path, runs: Mapping[str, Sequence[Event]], *, num_ranks: in
     for axes, (title, events) in zip(panels, shown.items(), strict=True):
         _panel(axes, title, events, num_ranks=num_ranks, num_stages=num_stages, longest=longest)
     panels[-1].set_xlabel("milliseconds")
-    handles = _legend(shown, num_ranks=num_ranks, num_stages=num_stages)
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), frameon=False, fontsize=9)
+    handles = _legend(shown, num_stages=num_stages)
+    columns = min(6, len(handles))
+    by_row = [handle for column in range(columns) for handle in handles[column::columns]]  # it fills columns first
+    figure.legend(handles=by_row, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     figure.savefig(path, dpi=150)
 
 
@@ -88,7 +90,7 @@ def _colour(event: Event) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def _legend(shown: Mapping[str, Sequence[Event]], *, num_ranks: int, num_stages: int) -> list[Patch]:
+def _legend(shown: Mapping[str, Sequence[Event]], *, num_stages: int) -> list[Patch]:
     kinds = {e.kind for events in shown.values() for e in events}
     named = min(num_stages, len(STAGE_COLOURS))
     handles = [Patch(color=STAGE_COLOURS[s], label=f"stage {s}") for s in range(named)]

@@ -20,10 +20,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from pipeline.baselines import equal_blocks, equal_parameters
 from pipeline.cluster import Cluster
 from pipeline.config import ParallelConfig
+from pipeline.device import Device
 from pipeline.partition import partition
 from pipeline.plan_file import Plan
 from pipeline.program import BlockProgram, nearest
@@ -133,9 +135,9 @@ def make_plan(
         except OSError as error:
             raise ValueError(f"parallel.plan {parallel.plan}: {error.strerror}") from error
         plan.validate(program)
-        profile = trace(program, batch, num_microbatches=plan.num_microbatches)
+        profile = _trace(program, batch, plan.num_microbatches, cluster.described_device)
         return plan, profile, simulate(profile, plan, link=cluster.link)
-    profile = trace(program, batch, num_microbatches=parallel.num_microbatches)
+    profile = _trace(program, batch, parallel.num_microbatches, cluster.described_device)
     plan = partition(
         profile,
         num_stages=parallel.num_stages,
@@ -149,6 +151,39 @@ def make_plan(
         pins=parallel.pins,
     )
     return plan, profile, simulate(profile, plan, link=cluster.link)
+
+
+def _trace(program: BlockProgram, batch: dict[str, Any], num_microbatches: int, device: Device | None) -> Profile:
+    if device is not None:
+        make_meta(program)
+        batch = {
+            name: tensor.detach().to("meta").requires_grad_(tensor.requires_grad) for name, tensor in batch.items()
+        }
+    with Console(stderr=True).status("tracing") as status:
+        return trace(
+            program,
+            batch,
+            num_microbatches=num_microbatches,
+            lineage=device is None,
+            device=device,
+            progress=lambda done, total, name: status.update(f"traced {done} of {total} blocks ({name})"),
+        )
+
+
+def make_meta(program: BlockProgram) -> None:
+    """Put all parameters and buffers on the meta device; tied ones stay tied (`Module.to` would part them)."""
+    ghosts: dict[int, Any] = {}
+    for module in program.modules():
+        for store in (module._parameters, module._buffers):
+            for name, tensor in store.items():
+                if tensor is None or tensor.is_meta:
+                    continue
+                if id(tensor) not in ghosts:
+                    ghost: Any = tensor.detach().to("meta")
+                    if isinstance(tensor, nn.Parameter):
+                        ghost = nn.Parameter(ghost, requires_grad=tensor.requires_grad)
+                    ghosts[id(tensor)] = ghost, tensor  # the original too: its id must not be given away
+                store[name] = ghosts[id(tensor)][0]
 
 
 def _print_tables(plan: Plan, profile: Profile, run: Simulation, cluster: Cluster) -> None:
@@ -175,6 +210,11 @@ def _print_tables(plan: Plan, profile: Profile, run: Simulation, cluster: Cluste
     if run.tie_bytes:
         console.print(f"tied over ranks: {run.tie_bytes / 2**20:.2f} MiB, all-reduced once a step", highlight=False)
     _print_comparison(console, plan, profile, run, cluster)
+    if cluster.device:
+        console.print(
+            f"times are predicted for {profile.device}; whether blocks mix samples was not looked at", highlight=False
+        )
+        return
     for block in profile.blocks:
         if block.lineage != "sample" or block.stateful:
             why = f"mixes samples ({block.lineage}): {block.mixes}" if block.mixes else "changes buffers"
@@ -183,8 +223,9 @@ def _print_tables(plan: Plan, profile: Profile, run: Simulation, cluster: Cluste
 
 def _print_comparison(console: Console, plan: Plan, profile: Profile, run: Simulation, cluster: Cluster) -> None:
     table = Table(title="predicted, against cuts by hand")
-    for name in ("cut", "blocks a stage", "step ms", "times this", "bubble", "largest rank MiB"):
-        table.add_column(name, justify="left" if name in ("cut", "blocks a stage") else "right")
+    for name in ("cut", "blocks", "step ms", "ratio", "bubble", "largest MiB"):
+        words = name in ("cut", "blocks")
+        table.add_column(name, justify="left" if words else "right", no_wrap=name != "blocks")
     rows = {"this plan": plan}
     for title, make in (("equal blocks", equal_blocks), ("equal parameters", equal_parameters)):
         rows[title] = make(

@@ -81,7 +81,8 @@ def simulate(profile: Profile, plan: Plan, *, link: Link | None = None, paramete
         order,
         forward_s=[s.forward_s for s in stages],
         backward_s=[s.backward_s for s in stages],
-        send_s=_send_seconds(stages, costs.link, plan.num_ranks),
+        send_s=[costs.link.seconds(stage.send_bytes) for stage in stages],
+        return_s=[costs.link.seconds(stage.return_bytes) for stage in stages],
         num_ranks=plan.num_ranks,
         events=events,
     )
@@ -97,7 +98,7 @@ def simulate(profile: Profile, plan: Plan, *, link: Link | None = None, paramete
             _peak(events, {s: cost.flight_bytes}) + cost.static_bytes for s, cost in enumerate(stages)
         ),
         rank_memory_bytes=tuple(_rank_peak(rank, plan, costs, stages, events) for rank in range(plan.num_ranks)),
-        link_bytes=tuple(2 * plan.num_microbatches * cost.send_bytes for cost in stages),
+        link_bytes=tuple(plan.num_microbatches * (cost.send_bytes + cost.return_bytes) for cost in stages),
         tie_bytes=ties,
         events=tuple(sorted(events, key=lambda e: (e.start_s, e.end_s, e.stage))),
         num_ranks=plan.num_ranks,
@@ -135,6 +136,7 @@ def play(
     forward_s: Sequence[float],
     backward_s: Sequence[float],
     send_s: Sequence[float],
+    return_s: Sequence[float],
     num_ranks: int,
     events: list[Event] | None = None,
 ) -> float:
@@ -142,7 +144,7 @@ def play(
 
     Args:
         order: of all ranks (`pipeline.order.step_order`).
-        send_s: of one message over the cut behind each stage.
+        send_s, return_s: of one message over the cut behind each stage, and of its gradient back.
     """
     last = len(forward_s) - 1
     free = [0.0] * num_ranks
@@ -162,8 +164,8 @@ def play(
             arrived[False, stage, i] = end
         elif forward or stage:
             target = stage + 1 if forward else stage - 1
-            seconds = send_s[min(stage, target)]
-            if seconds:
+            seconds = send_s[stage] if forward else return_s[target]
+            if seconds and num_ranks > 1:
                 line, to = link_free[rank], target % num_ranks
                 begin = max(end, line[to])
                 line[to] = end = begin + seconds
@@ -171,10 +173,6 @@ def play(
                     events.append(Event("send" if forward else "send_gradient", stage, i, begin, end))
             arrived[forward, target, i] = end
     return max(free)
-
-
-def _send_seconds(stages: Sequence[StageCost], link: Link, num_ranks: int) -> list[float]:
-    return [0.0 if num_ranks == 1 else link.seconds(stage.send_bytes) for stage in stages]
 
 
 def _peak(events: Sequence[Event], flight_bytes: dict[int, int]) -> int:

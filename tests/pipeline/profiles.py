@@ -32,16 +32,20 @@ def random_profile(n: int, num_microbatches: int, rng: random.Random, *, num_rec
             reads[i].append(f"r{j}")
         last_reader[j], sizes[j] = max(who), rng.choice([10, 200, rng.randrange(1000)])
 
+    frozen = {i: rng.randrange(20) for i in range(n) if rng.random() < 0.3}
+
     def block(i: int) -> BlockProfile:
         ties = {name: size for name, size in (("t", 50), ("u", 30)) if rng.random() < 0.3}
+        size = rng.randrange(80, 130)
         return block_profile(
             f"b.{i}",
             rng.choice([1.0, 2.0, rng.random()]),
             rng.choice([2.0, rng.random()]),
-            parameter_bytes=rng.randrange(80, 130),
+            parameter_bytes=size,
             activation_bytes=rng.randrange(100),
             written_bytes=rng.randrange(100),
             ties=ties,
+            frozen_bytes=min(frozen.get(i, 0), size - sum(ties.values())),
             recomputable=i in again,
             reads=tuple(reads[i]),
             writes=(f"r{i}",) if i in again else ("h",),
@@ -49,9 +53,14 @@ def random_profile(n: int, num_microbatches: int, rng: random.Random, *, num_rec
 
     carries = [{f"r{j}": sizes[j] for j in again if j <= i < last_reader[j]} for i in range(n - 1)]
     carry = [rng.choice([0, 10, 100, rng.randrange(1000)]) + sum(by_name.values()) for by_name in carries]
+    # Masks need no gradient; what the recomputable blocks write does, since they all have a backward.
+    back = [
+        rng.choice([1.0, 0.5]) * (size - sum(c.values())) + sum(c.values())
+        for size, c in zip(carry, carries, strict=True)
+    ]
     return Profile(
         tuple(block(i) for i in range(n)), (*carry, 0), num_microbatches, num_microbatches,
-        recomputable_carries=(*carries, {}), outputs=("h",),
+        recomputable_carries=(*carries, {}), outputs=("h",), gradient_bytes=(*(int(size) for size in back), 0),
     )  # fmt: skip
 
 
@@ -62,22 +71,31 @@ class SlowStage:
     forward_s: float
     backward_s: float
     send_s: float
-    parameters: dict[str, int]
+    return_s: float
+    parameters: dict[str, int]  # those that train
+    frozen: int
     buffer_bytes: int
     flight_bytes: int
 
     @property
     def time_s(self) -> float:
-        return self.forward_s + self.backward_s + 2 * self.send_s
+        return self.forward_s + self.backward_s + self.send_s + self.return_s
+
+    @property
+    def parameter_memory(self) -> int:
+        """Four copies of what trains."""
+        return 4 * sum(self.parameters.values()) + self.frozen
 
 
 def slow_stages(profile: Profile, bounds: tuple[int, ...], recomputed: Collection[str], link: Link) -> list[SlowStage]:
     blocks = profile.blocks
     dropped = {name for b in blocks if b.name in recomputed for name in b.writes}
 
-    def carry(cut: int) -> int:
+    def less(sizes: tuple[int, ...], cut: int) -> int:
+        if cut in (0, len(blocks)):
+            return 0
         by_name = profile.recomputable_carries[cut - 1]
-        return profile.carry_bytes[cut - 1] - sum(size for name, size in by_name.items() if name in dropped)
+        return sizes[cut - 1] - sum(size for name, size in by_name.items() if name in dropped)
 
     stages = []
     for first, last in itertools.pairwise(bounds):
@@ -87,17 +105,20 @@ def slow_stages(profile: Profile, bounds: tuple[int, ...], recomputed: Collectio
                 here.add(j)
         parameters = {}
         for i in here:
-            parameters[f"own {i}"] = blocks[i].parameter_bytes - sum(blocks[i].ties.values())
+            own = blocks[i].parameter_bytes - blocks[i].frozen_bytes - sum(blocks[i].ties.values())
+            parameters[f"own {i}"] = own
             parameters.update(blocks[i].ties)
-        before = carry(first) if first else 0
-        after = carry(last) if last < len(blocks) else 0
+        before, after = less(profile.carry_bytes, first), less(profile.carry_bytes, last)
+        back, returned = less(profile.gradient_bytes, first), less(profile.gradient_bytes, last)
         stages.append(
             SlowStage(
                 sum(blocks[i].forward_s for i in sorted(here)),
                 sum(blocks[i].backward_s for i in sorted(here)),
                 link.seconds(after),
+                link.seconds(returned),
                 parameters,
-                profile.num_microbatches * (2 * before + after),
+                sum(blocks[i].frozen_bytes for i in here),
+                profile.num_microbatches * (before + back + returned),
                 sum(blocks[i].activation_bytes + blocks[i].written_bytes for i in here),
             )
         )

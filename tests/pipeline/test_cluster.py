@@ -8,13 +8,15 @@ import pytest
 
 from pipeline.cluster import Cluster
 from pipeline.config import ParallelConfig
+from pipeline.device import PRESETS
 
 EXAMPLES = Path(__file__).parents[2] / "configs" / "clusters"
 
 
 def test_the_example_is_128_devices() -> None:
     cluster = Cluster.load(str(EXAMPLES / "p4d-16.yaml"))
-    assert cluster.num_devices == 16 * 8
+    assert cluster.num_devices == 16 * 8 and cluster.described_device is PRESETS["a100-40gb"]
+    assert Cluster(device="h100").capacity_bytes == PRESETS["h100"].memory_bytes
     assert cluster.link.seconds(6.25e9) == pytest.approx(1.0 + cluster.link_latency_s)
     parallel = ParallelConfig(pipeline_stages=16, data_replicas=8, num_microbatches=16)
     path = str(EXAMPLES / "p4d-16.yaml")
@@ -40,6 +42,8 @@ def test_the_configuration_s_capacity_goes_first(tmp_path: Path) -> None:
         ("link_latency_s: -1", "link_latency_s is -1; it must be at least 0"),
         ("link_bytes_per_s: 0", "link_bytes_per_s is 0; it must be above 0"),
         ("capacity_bytes: .nan", "capacity_bytes is nan; it must be above 0"),
+        ("device: a100", "device is 'a100' .did you mean '"),
+        ("device: 3", "device is 3; it must be a name"),
         ("- 1", "mapping"),
         ("a: [", "not valid YAML"),
     ],

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline import Profile, partition, simulate
 from pipeline.costs import Link
+from pipeline.trace import BlockProfile
 from tests.pipeline.profiles import block_profile, random_profile, recomputed_sets, slow_stages, slow_tie_seconds
 
 
@@ -23,7 +24,7 @@ def slow_plan(
     memory = []
     for s, stage in enumerate(stages):
         flights = m if schedule == "gpipe" else min(m, len(stages) - s)
-        memory.append(4 * sum(stage.parameters.values()) + stage.buffer_bytes + flights * stage.flight_bytes)
+        memory.append(stage.parameter_memory + stage.buffer_bytes + flights * stage.flight_bytes)
     times = [stage.time_s for stage in stages]
     ties = slow_tie_seconds(stages, link, num_ranks=len(stages))
     return sum(times) + (m - 1) * max(times) + ties, memory
@@ -155,6 +156,31 @@ def test_mistakes() -> None:
     for capacity in (0.0, math.nan):
         with pytest.raises(ValueError, match="capacity_bytes is"):
             partition(profile, num_stages=2, schedule="gpipe", num_microbatches=4, capacity_bytes=capacity)
+
+
+def test_blocks_that_hold_parts_of_one_memory_stay_on_one_stage() -> None:
+    profile = random_profile(6, 4, random.Random(3))
+    parts = [replace(b, partial_ties={"b.1.w": 8}) if i in (1, 3) else b for i, b in enumerate(profile.blocks)]
+    profile = replace(profile, blocks=tuple(parts))
+    for schedule, ranks, stages in (("gpipe", 4, 4), ("interleaved", 2, 4)):
+        how = {"num_stages": stages, "num_ranks": ranks, "schedule": schedule, "num_microbatches": 4}
+        plan = partition(profile, **how)  # type: ignore[arg-type]
+        assert [stage.blocks for stage in plan.stages] == [("b.0",), ("b.1", "b.2", "b.3"), ("b.4",), ("b.5",)]
+        with pytest.raises(ValueError, match=r"pins names block 'b\.2', but no stage may begin there"):
+            partition(profile, pins=["b.2"], **how)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_stages is 5; at most 4 are possible"):
+        partition(profile, num_stages=5, schedule="gpipe", num_microbatches=4)
+
+
+def test_frozen_parameters_are_kept_once_and_not_reduced() -> None:
+    def block(i: int, frozen: int) -> BlockProfile:
+        return block_profile(f"b.{i}", parameter_bytes=100, ties={"t": 60}, frozen_bytes=frozen)
+
+    for frozen, memory, tied in ((0, 400, 60), (40, 280, 60), (100, 100, 0)):
+        profile = Profile((block(0, frozen), block(1, frozen)), (0, 0), 2, 2)
+        plan = partition(profile, num_stages=2, schedule="gpipe", num_microbatches=2)
+        assert [stage.memory_bytes for stage in plan.stages] == [memory, memory]
+        assert simulate(profile, plan).tie_bytes == tied
 
 
 @pytest.mark.parametrize(("field", "value"), [("forward_s", math.nan), ("backward_s", math.inf), ("backward_s", -1.0)])

@@ -78,6 +78,14 @@ def test_interleaved_pins_and_cluster(config: str, tmp_path: Path, capsys: pytes
     assert "did you mean 'target'" in capsys.readouterr().err
 
 
+def test_a_described_device_needs_no_values(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("device: h100\nlink_bytes_per_s: 1.0e+9\n")
+    assert main(["--config", config, *PROGRAM, "--cluster", str(cluster)]) == 0
+    out = capsys.readouterr().out
+    assert "times are predicted for h100" in out and "tied over ranks" in out  # ties survive the meta device
+
+
 def test_capacity_that_no_plan_meets(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", config, *PROGRAM, "--parallel.capacity_bytes", "10"]) == 2
     assert "the smallest capacity that would do is" in capsys.readouterr().err
