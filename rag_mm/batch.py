@@ -105,7 +105,10 @@ class Collator:
         return same.to(torch.get_default_dtype())
 
     def answers(self, answers: Sequence[str], weight: Tensor) -> dict[str, Tensor]:
-        """Decoder inputs, targets and target weights (B, T); weights sum to 1 over all tokens given.
+        """Decoder inputs, targets and weights of targets (B, T) and samples (B,); weights sum to 1 over all given.
+
+        ``distill_weight`` is the samples' weight in objectives that only teach the retriever what the reader found
+        useful; a step sets it to 0 while the reader cannot read yet.
 
         Args:
             weight: (B,) of each sample, 0 for padding and bad samples.
@@ -118,6 +121,7 @@ class Collator:
             "target": target,
             "target_weight": is_target / is_target.sum().clamp(min=1e-9),
             "sample_weight": weight / weight.sum().clamp(min=1e-9),
+            "distill_weight": weight / weight.sum().clamp(min=1e-9),
         }
 
 

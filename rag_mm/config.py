@@ -150,7 +150,9 @@ class Config:
                 f"train.retriever_share is {train.retriever_share}, but objectives.contrastive is 0, so those "
                 "steps would learn nothing; set one of the two"
             )
-        if self.objectives.generation == 0 and train.steps > train.retriever_steps:
-            raise ValueError("objectives.generation is 0; it must be above 0 once the reader trains")
+        if not self.objectives.trains_reader and train.steps > train.retriever_steps:
+            raise ValueError(
+                "objectives.generation is 0; it (or rag_sequence, or rag_token) must be above 0 once the reader trains"
+            )
         if self.objectives.contrastive and self.objectives.contrastive_on != "questions" and not train.pair_batch_size:
             raise ValueError("train.pair_batch_size is 0, but objectives.contrastive_on asks for pairs")

@@ -11,7 +11,7 @@ from pipeline import BlockProgram
 from pipeline.keyed import seed_of
 from rag_mm.batch import Collator
 from rag_mm.config import Config
-from rag_mm.reader.fid import fid_program
+from rag_mm.reader.fusion import reader_program
 from retriever.build import fresh_encoder
 from retriever.encoder import DualEncoder
 
@@ -30,7 +30,7 @@ def build_model(config: Config, dataset: Dataset) -> Model:
     encoder = fresh_encoder(config.retriever, dataset, image_size=config.data.image_size, seed=config.train.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of("reader", config.train.seed) % 2**63)
-        reader = fid_program(
+        reader = reader_program(
             config.reader,
             config.objectives,
             vocabulary=len(dataset.tokenizer),

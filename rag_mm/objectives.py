@@ -3,8 +3,8 @@
 No function here divides by a batch: the caller passes weights that already hold one denominator counted
 over the global batch, so micro-batches, padding (weight 0) and replicas change nothing.
 
-Notation: B samples, k documents each, s_k their scores, l_k their answer likelihoods alone, Q queries,
-U unique documents of the global batch.
+Notation: B samples, k documents each, s_k their scores, l_k their answer likelihoods alone, T answer tokens,
+Q queries, U unique documents of the global batch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+# Those computed in the reader, in the order of the columns of its ``losses``.
+READER_OBJECTIVES = ("generation", "pdist", "emdr2", "rag_sequence", "rag_token")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,12 @@ class ObjectivesConfig:
         pdist_target_temperature: divides the mean token log-likelihoods in pdist.
         emdr2: marginal likelihood of documents taken alone (EMDR2, per sequence); denominator: global samples.
         emdr2_score_temperature: divides the scores in emdr2.
+        rag_sequence: marginal likelihood of whole answers over documents taken alone, which trains the reader too
+            (RAG-Sequence); denominator: global samples. With rag_sequence or rag_token the reader's stream of single
+            documents has a graph and dropout, and costs about what the fused stream costs for each document.
+        rag_sequence_score_temperature: divides the scores in rag_sequence.
+        rag_token: the same marginal for every token by itself (RAG-Token); denominator: global target tokens.
+        rag_token_score_temperature: divides the scores in rag_token.
         contrastive: InfoNCE of queries against the unique documents of the global batch; denominator:
             queries that have a positive.
         contrastive_on: which labels it sees: image-text pairs, question-document labels, or both.
@@ -38,21 +47,41 @@ class ObjectivesConfig:
     pdist_target_temperature: float = 0.5
     emdr2: float = 0.0
     emdr2_score_temperature: float = 0.1
+    rag_sequence: float = 0.0
+    rag_sequence_score_temperature: float = 1.0
+    rag_token: float = 0.0
+    rag_token_score_temperature: float = 1.0
     contrastive: float = 1.0
     contrastive_on: Literal["pairs", "questions", "both"] = "both"
 
     def __post_init__(self) -> None:
-        for name in ("generation", "pdist", "emdr2", "contrastive"):
+        for name in (*READER_OBJECTIVES, "contrastive"):
             if getattr(self, name) < 0:
                 raise ValueError(f"objectives.{name} is {getattr(self, name)}; it must be 0 (off) or more")
-        for name in ("pdist_score_temperature", "pdist_target_temperature", "emdr2_score_temperature"):
+        temperatures = [f"{name}_score_temperature" for name in READER_OBJECTIVES[1:]]
+        for name in (*temperatures, "pdist_target_temperature"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"objectives.{name} is {getattr(self, name)}; it must be above 0")
 
     @property
     def reader_names(self) -> tuple[str, ...]:
         """Objectives computed in the reader, in the order of the columns of its ``losses``."""
-        return tuple(name for name in ("generation", "pdist", "emdr2") if getattr(self, name) > 0)
+        return tuple(name for name in READER_OBJECTIVES if getattr(self, name) > 0)
+
+    @property
+    def trains_reader(self) -> bool:
+        """Whether an objective moves the reader's weights."""
+        return self.generation > 0 or self.marginal
+
+    @property
+    def per_document(self) -> bool:
+        """Whether the reader answers from each document alone as well."""
+        return self.pdist > 0 or self.emdr2 > 0 or self.marginal
+
+    @property
+    def marginal(self) -> bool:
+        """Whether gradients reach the reader through what it says of single documents."""
+        return self.rag_sequence > 0 or self.rag_token > 0
 
 
 def generation(log_p_BT: Tensor, weight_BT: Tensor) -> Tensor:
@@ -81,6 +110,27 @@ def emdr2(score_Bk: Tensor, sum_log_p_Bk: Tensor, weight_B: Tensor, *, score_tem
     """``-w log sum_k p(z_k|q) sg[p(a|q, z_k)]`` (B,), per sequence [EMDR2, 2106.05346]."""
     prior = (score_Bk / score_temperature).log_softmax(1)
     return -weight_B * (prior + sum_log_p_Bk.detach()).logsumexp(1)
+
+
+def rag_sequence(score_Bk: Tensor, sum_log_p_Bk: Tensor, weight_B: Tensor, *, score_temperature: float) -> Tensor:
+    """``-w log sum_k p(z_k|q) prod_t p(a_t | a_<t, q, z_k)`` (B,) [RAG-Sequence, 2005.11401].
+
+    ``p(z_k|q) = softmax_k(s_k / temperature)``; ``sum_log_p_Bk`` sums ``log p(a_t | a_<t, q, z_k)`` over the target
+    tokens of an answer. Gradients reach scores and likelihoods. w divides by the global (weighted) samples, so the
+    sum over samples is the mean negative marginal log-likelihood of an answer.
+    """
+    prior = (score_Bk / score_temperature).log_softmax(1)
+    return -weight_B * (prior + sum_log_p_Bk).logsumexp(1)
+
+
+def rag_token(score_Bk: Tensor, log_p_BkT: Tensor, weight_BT: Tensor, *, score_temperature: float) -> Tensor:
+    """``-sum_t w_t log sum_k p(z_k|q) p(a_t | a_<t, q, z_k)`` (B,) [RAG-Token, 2005.11401].
+
+    Gradients reach scores and likelihoods. w is 0 on padding and divides by the global (weighted) target tokens, so
+    the sum over samples is the mean negative marginal log-likelihood of a token.
+    """
+    prior = (score_Bk / score_temperature).log_softmax(1)
+    return -((prior.unsqueeze(2) + log_p_BkT).logsumexp(1) * weight_BT).sum(1)
 
 
 def contrastive(query_QE: Tensor, document_UE: Tensor, positive_QU: Tensor, weight_Q: Tensor, scale: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from pipeline.verify import gradient_report
 from rag_mm.config import Config
 from rag_mm.prepared import Prepared
 from rag_mm.reader.config import ReaderConfig
-from rag_mm.reader.fid import fid_program
+from rag_mm.reader.fusion import reader_program
 from rag_mm.step import JointStep
 
 
@@ -86,7 +86,7 @@ def _shrunk(config: Config, joint: JointStep, pipeline: Pipeline) -> Pipeline:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
         vocabulary = len(joint.collator.tokenizer)
-        program = fid_program(small, config.objectives, vocabulary=vocabulary, image_size=config.data.image_size)
+        program = reader_program(small, config.objectives, vocabulary=vocabulary, image_size=config.data.image_size)
     blocks, stages = len(program.blocks), pipeline.num_ranks
     if stages > blocks:
         raise ProofError(

@@ -133,7 +133,7 @@ class JointStep:
         prepared = self._assemble(step, samples, pairs, queries, ids, reads=self.reads(step))
         prepared.retrieve_s = retrieve_s
         if prepared.reader and step - self.config.train.retriever_steps < self.config.train.distill_after:
-            prepared.reader["sample_weight"] = torch.zeros(len(samples))  # weighs the distillation objectives only
+            prepared.reader["distill_weight"] = torch.zeros(len(samples))
         if searched.numel() and step % DRIFT_EVERY == 0:
             prepared.drift = self._drift(queries.embedding[: len(samples)], ids, searched)
         return prepared

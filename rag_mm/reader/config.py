@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """A fusion-in-decoder reader with a pointer head, from scratch.
+    """A reader with a pointer head, from scratch.
 
     Attributes:
+        fusion: how a question's documents come together: each is encoded with the question, and the decoder attends
+            to all of them (fid), or one causal decoder reads documents, question and answer in a row (prepend).
         width: model width.
         heads: attention heads; must divide width into even parts.
-        encoder_layers: layers over each (question, document) pair.
+        encoder_layers: layers over each (question, document) pair; prepend's one stack has them as well.
         decoder_layers: layers over the answer, attending to all documents of a question.
         ffn_width: hidden width of the feed-forward layers.
         patch: side of a square picture patch that becomes one token (pixels); must divide data.image_size.
-        dropout: keyed dropout on the residual branches of the fused decoder and the embedded context.
+        dropout: keyed dropout on the residual branches of the decoder and the embedded context; the decoder reads
+            single documents without it, unless what it says of them trains it (rag_sequence, rag_token).
         score_prior: let the pointer head weigh documents by the retriever's scores, which also sends
             the generation loss's gradient to the retriever.
     """
 
+    fusion: Literal["fid", "prepend"] = "fid"
     width: int = 64
     heads: int = 2
     encoder_layers: int = 2
@@ -31,6 +36,8 @@ class ReaderConfig:
     score_prior: bool = True
 
     def __post_init__(self) -> None:
+        if self.fusion not in ("fid", "prepend"):
+            raise ValueError(f"reader.fusion is {self.fusion!r}; allowed: fid, prepend")
         for name in ("width", "heads", "encoder_layers", "decoder_layers", "ffn_width", "patch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"reader.{name} is {getattr(self, name)}; it must be at least 1")

@@ -1,7 +1,7 @@
 """Greedy decoding with the reader's own blocks, on one process.
 
-The context is encoded, and its keys and values projected, once; the decoder then runs over the growing answer.
-Answers are a line long, so the prefix itself is decoded anew for each token.
+The context is read, and its keys and values projected, once; the answer's own places are computed anew for each
+token, because answers are a line long.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline import BlockProgram
-from rag_mm.reader.embedding import AnswerEmbedding
-from rag_mm.reader.head import LossHead
-from rag_mm.reader.layers import DecoderLayer, fuse
+from rag_mm.reader.fusion import decoding
 
 
 @torch.no_grad()
@@ -22,26 +20,11 @@ def greedy(program: BlockProgram, context: dict[str, Tensor], *, bos: int, end: 
     Args:
         context: ``Collator.context``'s tensors and ``query_embedding`` (B, E), ``document_embedding`` (P, E).
     """
-    blocks = {block.name: block.module for block in program.blocks}
-    head, tokens = blocks["head"], blocks["answer"]
-    assert isinstance(head, LossHead) and isinstance(tokens, AnswerEmbedding)
-    decoder = [module for module in blocks.values() if isinstance(module, DecoderLayer)]
-    encoded = program.run(context, 0, program.index("answer"))["context"]
-    rows, length = context["question"].shape[0], encoded.shape[1]
-    fused, mask = fuse(encoded, rows), fuse(context["context_mask"], rows)
-    token = fuse(context["context_token"], rows)
-    prior = head.prior(head.scores(context["query_embedding"], context["document_embedding"]), length)
-    contexts = [layer.cross_attention.project(fused) for layer in decoder]
-    keys = head.pointer.keys(fused)
+    read, rows = decoding(program, context), context["question"].shape[0]
     answer = torch.full((rows, 1), bos, dtype=torch.int64)
     done = torch.zeros(rows, dtype=torch.bool)
     for _ in range(max_tokens):
-        h = tokens.tokens(answer)
-        for layer, context_kv in zip(decoder, contexts, strict=True):
-            h = layer.stream(h, context_kv, mask, dropout=False)
-        parts = head.pointer.parts(h[:, -1:], keys, mask, token, answer, prior)
-        last = head.pointer.distribution(parts, token)[:, -1]
-        following = torch.where(done, end, last.argmax(-1))
+        following = torch.where(done, end, read.following(answer).argmax(-1))
         answer = torch.cat([answer, following.unsqueeze(1)], dim=1)
         done |= following == end
         if done.all():

@@ -1,9 +1,15 @@
-"""The last block: answer likelihoods, and every objective that is a sum over samples.
+"""The end of every reader: answer likelihoods, and every objective that is a sum over samples.
 
-Shapes: B samples, k documents each, P = B*k pairs, L context tokens, T answer tokens, E embedding width.
+A reader's last block says what was read (`Reading`: all documents at once, and each by itself) and this module
+does the rest, the same for every fusion.
+
+Shapes: B samples, k documents each, P = B*k pairs, N rows (B or P), J context positions of a row, T answer
+tokens, V vocabulary, E embedding width, D width.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +22,39 @@ from rag_mm.reader.layers import fuse
 from rag_mm.reader.pointer import PointerHead
 
 
-class LossHead(nn.Module):
-    """Block module: decoder streams, context and targets to loss contributions.
+@dataclass(frozen=True)
+class Reading:
+    """Answer states (N, T, D) and what they may copy from: states (N, J, D), mask, tokens and log-prior (N, J)."""
 
-    Returns ``losses`` (B, objectives), weighted and divided by global denominators (the weights come with the
-    batch), and ``statistics`` (B, 3) without graph: target tokens, those whose most likely token is right,
+    answer_NTD: Tensor
+    context_NJD: Tensor
+    mask_NJ: Tensor
+    token_NJ: Tensor
+    prior_NJ: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Tokens asked for, and weights that already divide by the global batch (`rag_mm.batch.Collator.answers`)."""
+
+    answer_in_BT: Tensor
+    target_BT: Tensor
+    target_weight_BT: Tensor
+    sample_weight_B: Tensor
+    distill_weight_B: Tensor
+
+
+# What the last block of every reader reads beside its streams, in the order of `Targets` and of the scores.
+HEAD_INPUTS = (
+    "answer_in", "target", "target_weight", "sample_weight", "distill_weight", "query_embedding", "document_embedding",
+)  # fmt: skip
+
+
+class LossHead(nn.Module):
+    """Base of the readers' last blocks.
+
+    Their outputs are ``losses`` (B, objectives), weighted and divided by global denominators (the weights come with
+    the batch), and ``statistics`` (B, 3) without graph: target tokens, those whose most likely token is right,
     and the entropy of the retriever's distribution over the k documents (nats).
     """
 
@@ -35,83 +69,68 @@ class LossHead(nn.Module):
         return torch.einsum("be,bke->bk", query_BE, fuse(document_PE.unsqueeze(1), query_BE.shape[0]))
 
     def prior(self, score_Bk: Tensor, length: int) -> Tensor | None:
-        """Log-probability of the document at every fused context position (B, k*L), or None."""
+        """Log-probability of the document at every position (B, k*length) of the documents in a row, or None."""
         if self.log_prior_scale is None:
             return None
         return (score_Bk * self.log_prior_scale.exp()).log_softmax(1).repeat_interleave(length, dim=1)
 
-    def forward(
-        self,
-        context_PLD: Tensor,
-        mask_PL: Tensor,
-        token_PL: Tensor,
-        answer_in_BT: Tensor,
-        target_BT: Tensor,
-        target_weight_BT: Tensor,
-        sample_weight_B: Tensor,
-        query_BE: Tensor,
-        document_PE: Tensor,
-        answer_BTD: Tensor,
-        alone_PTD: Tensor | None = None,
+    def outputs(
+        self, fused: Reading, alone: Reading | None, targets: Targets, score_Bk: Tensor
     ) -> tuple[Tensor, Tensor]:
-        rows, length = answer_in_BT.shape[0], mask_PL.shape[1]
-        score_Bk = self.scores(query_BE, document_PE)
-        token_BJ = fuse(token_PL, rows)
-        parts = self.pointer.parts(
-            answer_BTD,
-            self.pointer.keys(fuse(context_PLD, rows)),
-            fuse(mask_PL, rows),
-            token_BJ,
-            answer_in_BT,
-            self.prior(score_Bk, length),
-        )
-        log_p_BT = self.pointer.log_likelihood(parts, token_BJ, target_BT)
-        losses = [self.objective.generation * objectives.generation(log_p_BT, target_weight_BT)]
-        is_target_BT = target_weight_BT > 0
-        if alone_PTD is not None:
-            with torch.no_grad():
-                sum_Bk, mean_Bk = self._alone(
-                    alone_PTD, context_PLD, mask_PL, token_PL, answer_in_BT, target_BT, is_target_BT
-                )
-            losses += self._distillation(score_Bk, sum_Bk, mean_Bk, sample_weight_B)
+        """``losses`` and ``statistics`` from what was read of all documents, and of each alone."""
+        objective, target_BT = self.objective, targets.target_BT
+        is_target_BT = targets.target_weight_BT > 0
+        parts = self._parts(fused, targets.answer_in_BT)
+        losses = []
+        if objective.generation > 0:
+            log_p_BT = self.pointer.log_likelihood(parts, fused.token_NJ, target_BT)
+            losses.append(objective.generation * objectives.generation(log_p_BT, targets.target_weight_BT))
+        if alone is not None:
+            with torch.set_grad_enabled(objective.marginal and torch.is_grad_enabled()):
+                log_p_BkT = self._alone(alone, targets, is_target_BT, k=score_Bk.shape[1])
+            losses += self._per_document(log_p_BkT, score_Bk, targets, is_target_BT)
         with torch.no_grad():
-            right = self.pointer.distribution(parts, token_BJ).argmax(-1) == target_BT
+            right = self.pointer.distribution(parts, fused.token_NJ).argmax(-1) == target_BT
             p_Bk = score_Bk.softmax(1)
             entropy = -(p_Bk * p_Bk.clamp(min=1e-30).log()).sum(1)
             statistics = torch.stack([is_target_BT.sum(1), (right & is_target_BT).sum(1), entropy], dim=1)
         return torch.stack(losses, dim=1), statistics.to(losses[0].dtype)
 
-    def _alone(
-        self,
-        alone_PTD: Tensor,
-        context_PLD: Tensor,
-        mask_PL: Tensor,
-        token_PL: Tensor,
-        answer_in_BT: Tensor,
-        target_BT: Tensor,
-        is_target_BT: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Sum and mean over tokens of the answer's log-likelihood given each document alone (B, k)."""
-        k = mask_PL.shape[0] // answer_in_BT.shape[0]
-        answer_in_PT, target_PT, is_target_PT = (
-            t.repeat_interleave(k, dim=0) for t in (answer_in_BT, target_BT, is_target_BT)
-        )
-        keys = self.pointer.keys(context_PLD)
-        parts = self.pointer.parts(alone_PTD, keys, mask_PL, token_PL, answer_in_PT, None)
-        log_p_PT = self.pointer.log_likelihood(parts, token_PL, target_PT) * is_target_PT
-        total = log_p_PT.sum(1)
-        mean = total / is_target_PT.sum(1).clamp(min=1)
-        return total.unflatten(0, (-1, k)), mean.unflatten(0, (-1, k))
+    def _parts(self, read: Reading, answer_in_NT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        keys = self.pointer.keys(read.context_NJD)
+        return self.pointer.parts(read.answer_NTD, keys, read.mask_NJ, read.token_NJ, answer_in_NT, read.prior_NJ)
 
-    def _distillation(self, score_Bk: Tensor, sum_Bk: Tensor, mean_Bk: Tensor, weight_B: Tensor) -> list[Tensor]:
+    def _alone(self, alone: Reading, targets: Targets, is_target_BT: Tensor, *, k: int) -> Tensor:
+        """The answer's token log-likelihoods given each document alone (B, k, T), 0 on padding."""
+        answer_in_PT, target_PT, is_target_PT = (
+            t.repeat_interleave(k, dim=0) for t in (targets.answer_in_BT, targets.target_BT, is_target_BT)
+        )
+        log_p_PT = self.pointer.log_likelihood(self._parts(alone, answer_in_PT), alone.token_NJ, target_PT)
+        return (log_p_PT * is_target_PT).unflatten(0, (-1, k))
+
+    def _per_document(
+        self, log_p_BkT: Tensor, score_Bk: Tensor, targets: Targets, is_target_BT: Tensor
+    ) -> list[Tensor]:
+        """Those objectives that are on, in the order of `objectives.READER_OBJECTIVES`."""
         o, losses = self.objective, []
+        sum_Bk = log_p_BkT.sum(2)
         if o.pdist > 0:
+            mean_Bk = sum_Bk / is_target_BT.sum(1, keepdim=True).clamp(min=1)
             kl = objectives.pdist(
-                score_Bk, mean_Bk, weight_B,
+                score_Bk, mean_Bk, targets.distill_weight_B,
                 score_temperature=o.pdist_score_temperature, target_temperature=o.pdist_target_temperature,
             )  # fmt: skip
             losses.append(o.pdist * kl)
         if o.emdr2 > 0:
-            marginal = objectives.emdr2(score_Bk, sum_Bk, weight_B, score_temperature=o.emdr2_score_temperature)
-            losses.append(o.emdr2 * marginal)
+            weight_B, temperature = targets.distill_weight_B, o.emdr2_score_temperature
+            losses.append(o.emdr2 * objectives.emdr2(score_Bk, sum_Bk, weight_B, score_temperature=temperature))
+        if o.rag_sequence > 0:
+            weight_B, temperature = targets.sample_weight_B, o.rag_sequence_score_temperature
+            marginal = objectives.rag_sequence(score_Bk, sum_Bk, weight_B, score_temperature=temperature)
+            losses.append(o.rag_sequence * marginal)
+        if o.rag_token > 0:
+            weight_BT, temperature = targets.target_weight_BT, o.rag_token_score_temperature
+            losses.append(
+                o.rag_token * objectives.rag_token(score_Bk, log_p_BkT, weight_BT, score_temperature=temperature)
+            )
         return losses

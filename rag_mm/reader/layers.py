@@ -16,22 +16,29 @@ from pipeline.keyed import KeyedDropout
 from rag_mm.reader.config import ReaderConfig
 
 
-def rotate(x_NHLW: Tensor) -> Tensor:
-    """Rotary position embedding of positions 0..L-1 (Su et al., 2104.09864), frequencies 100^(-2i/W).
+def rotate(x_NHLW: Tensor, position_NL: Tensor | None = None) -> Tensor:
+    """Rotary position embedding (Su et al., 2104.09864), frequencies 100^(-2i/W), of positions 0..L-1 or given ones.
 
     Neighbouring pairs of coordinates are one complex number each, turned by one multiplication: on a CPU
     four times less to read and write than with sines and cosines apart.
     """
     length, width = x_NHLW.shape[2], x_NHLW.shape[3]
     frequency = 100.0 ** (-torch.arange(0, width, 2, device=x_NHLW.device, dtype=x_NHLW.dtype) / width)
-    angle_LW = torch.arange(length, device=x_NHLW.device, dtype=x_NHLW.dtype)[:, None] * frequency
-    turn_LW = torch.polar(torch.ones_like(angle_LW), angle_LW)
+    if position_NL is None:
+        place = torch.arange(length, device=x_NHLW.device, dtype=x_NHLW.dtype)[:, None]
+    else:
+        place = position_NL.to(x_NHLW.dtype)[:, None, :, None]
+    angle = place * frequency
+    turn = torch.polar(torch.ones_like(angle), angle)
     pairs = torch.view_as_complex(x_NHLW.contiguous().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turn_LW).flatten(-2)
+    return torch.view_as_real(pairs * turn).flatten(-2)
 
 
 class Attention(nn.Module):
-    """Multi-head attention of queries over a context; with ``rotary``, positions count in both."""
+    """Multi-head attention of queries over a context; with ``rotary``, positions count in both.
+
+    Positions are 0, 1, .. in queries and context alike, unless they are given.
+    """
 
     def __init__(self, config: ReaderConfig, *, rotary: bool) -> None:
         super().__init__()
@@ -40,18 +47,24 @@ class Attention(nn.Module):
         self.key_value = nn.Linear(config.width, 2 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width, bias=False)
 
-    def project(self, context_NLD: Tensor) -> tuple[Tensor, Tensor]:
+    def project(self, context_NLD: Tensor, position_NL: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values (N, H, L, W) of a context: what a decoder can keep between tokens."""
         k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.key_value(context_NLD).chunk(2, dim=-1))
-        return (rotate(k), v) if self.rotary else (k, v)
+        return (rotate(k, position_NL), v) if self.rotary else (k, v)
 
     def forward(
-        self, x_NTD: Tensor, context: tuple[Tensor, Tensor], mask_NTL: Tensor | None, *, causal: bool = False
+        self,
+        x_NTD: Tensor,
+        context: tuple[Tensor, Tensor],
+        mask_NTL: Tensor | None,
+        position_NT: Tensor | None = None,
+        *,
+        causal: bool = False,
     ) -> Tensor:
         """Attend from x to a projected context."""
         q = self.query(x_NTD).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         if self.rotary:
-            q = rotate(q)
+            q = rotate(q, position_NT)
         mask = None if mask_NTL is None else mask_NTL.unsqueeze(1)
         y = F.scaled_dot_product_attention(q, *context, attn_mask=mask, is_causal=causal)
         return self.out(y.transpose(1, 2).flatten(2))
@@ -86,12 +99,13 @@ class DecoderLayer(nn.Module):
 
     As a block module: ``(context_PLD, mask_PL, answer_BTD[, alone_PTD])`` to the same answer streams. The
     answer stream attends to all documents of its question at once; the ``alone`` stream, if given, repeats it
-    for each document by itself, without graph and without dropout, for objectives that ask what each
-    document is worth.
+    for each document by itself, for objectives that ask what each document is worth: without graph and without
+    dropout, unless ``train_alone`` says that it trains the reader too.
     """
 
-    def __init__(self, config: ReaderConfig) -> None:
+    def __init__(self, config: ReaderConfig, *, train_alone: bool = False) -> None:
         super().__init__()
+        self.train_alone = train_alone
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(config.width, bias=False) for _ in range(3))
         self.self_attention = Attention(config, rotary=True)
         self.cross_attention = Attention(config, rotary=False)
@@ -114,9 +128,9 @@ class DecoderLayer(nn.Module):
         answer = self.stream(answer_BTD, fused, fuse(mask_PL, rows), dropout=True)
         if alone_PTD is None:
             return (answer,)
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.train_alone and torch.is_grad_enabled()):
             alone = self.cross_attention.project(context_PLD)
-            return answer, self.stream(alone_PTD, alone, mask_PL, dropout=False)
+            return answer, self.stream(alone_PTD, alone, mask_PL, dropout=self.train_alone)
 
 
 def fuse(pairs: Tensor, num_samples: int) -> Tensor:

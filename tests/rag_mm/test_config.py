@@ -16,6 +16,7 @@ WRONG = [
     (lambda: TrainConfig(clip_norm=0.0), r"train\.clip_norm is 0\.0.*above 0"),
     (lambda: CheckpointConfig(keep=0), r"checkpoint\.keep is 0"),
     (lambda: ReaderConfig(width=10, heads=4), r"reader\.width is 10.*multiple of twice reader\.heads"),
+    (lambda: ReaderConfig(fusion="prefix"), r"reader\.fusion is 'prefix'; allowed: fid, prepend"),
     (lambda: ReaderConfig(dropout=1.0), r"reader\.dropout is 1\.0"),
     (lambda: RetrieverConfig(k=0), r"retriever\.k is 0"),
     (lambda: IndexConfig(keep_versions=0), r"index\.keep_versions is 0"),
@@ -24,7 +25,7 @@ WRONG = [
     (lambda: DataConfig(fold=4), r"data\.fold is 4; allowed are 0, 1, 2 and 3"),
     (lambda: Config(data=DataConfig(image_size=20)), r"reader\.patch is 8.*divide data\.image_size \(20\)"),
     (lambda: Config(train=TrainConfig(batch_size=30)), r"train\.batch_size is 30.*multiple of"),
-    (lambda: Config(objectives=ObjectivesConfig(generation=0.0)), r"objectives\.generation is 0"),
+    (lambda: Config(objectives=ObjectivesConfig(generation=0.0)), r"objectives\.generation is 0.*or rag_sequence"),
     (lambda: Config(objectives=ObjectivesConfig(contrastive=0.0)), r"train\.retriever_share is 0\.45"),
 ]
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import transformers
 
 from rag_mm import objectives
 
@@ -45,6 +46,107 @@ def test_emdr2_against_a_loop():
         prior = [math.exp(x / 0.5) for x in score[b].tolist()]
         marginal = sum(p / sum(prior) * math.exp(x) for p, x in zip(prior, likelihood[b].tolist(), strict=True))
         assert found[b].item() == pytest.approx(-weight[b].item() * math.log(marginal), rel=1e-12)
+
+
+def test_rag_sequence_against_a_loop():
+    score, weight = rand(3, 4, seed=0), torch.tensor([0.5, 0.5, 0.0]).double()
+    log_p = rand(3, 4, 5, seed=1) - 2
+    found = objectives.rag_sequence(score, log_p.sum(2), weight, score_temperature=0.5)
+    for b in range(3):
+        prior = [math.exp(x / 0.5) for x in score[b].tolist()]
+        marginal = 0.0
+        for k in range(4):
+            answer = prior[k] / sum(prior)
+            for t in range(5):
+                answer *= math.exp(log_p[b, k, t].item())
+            marginal += answer
+        assert found[b].item() == pytest.approx(-weight[b].item() * math.log(marginal), rel=1e-12)
+
+
+def test_rag_token_against_a_loop():
+    score, log_p = rand(3, 4, seed=0), rand(3, 4, 5, seed=1) - 2
+    weight = rand(3, 5, seed=2).abs()
+    weight[0, 3:] = 0.0
+    found = objectives.rag_token(score, log_p, weight, score_temperature=0.5)
+    for b in range(3):
+        prior = [math.exp(x / 0.5) for x in score[b].tolist()]
+        total = 0.0
+        for t in range(5):
+            marginal = sum(prior[k] / sum(prior) * math.exp(log_p[b, k, t].item()) for k in range(4))
+            total -= weight[b, t].item() * math.log(marginal)
+        assert found[b].item() == pytest.approx(total, rel=1e-12)
+
+
+def test_rag_objectives_of_one_token_are_the_same():
+    score, log_p, weight = rand(3, 4, seed=0), rand(3, 4, 1, seed=1), rand(3, seed=2).abs()
+    sequence = objectives.rag_sequence(score, log_p[..., 0], weight, score_temperature=0.3)
+    token = objectives.rag_token(score, log_p, weight.unsqueeze(1), score_temperature=0.3)
+    torch.testing.assert_close(sequence, token)
+
+
+def test_rag_gradients_reach_scores_and_likelihoods_in_float64():
+    weight_B, weight_BT = rand(2, seed=2).abs(), rand(2, 4, seed=3).abs()
+
+    def sequence(score, log_p):
+        return objectives.rag_sequence(score, log_p.sum(2), weight_B, score_temperature=0.7)
+
+    def token(score, log_p):
+        return objectives.rag_token(score, log_p, weight_BT, score_temperature=0.7)
+
+    for loss in (sequence, token):
+        inputs = [rand(2, 3, seed=0).requires_grad_(), rand(2, 3, 4, seed=1).requires_grad_()]
+        assert torch.autograd.gradcheck(loss, inputs)
+        loss(*inputs).sum().backward()
+        assert all(x.grad.abs().max() > 1e-3 for x in inputs)
+
+
+@pytest.mark.parametrize("name", ["RagSequenceForGeneration", "RagTokenForGeneration"])
+def test_rag_losses_are_those_of_transformers(name: str):
+    """Unreduced and without label smoothing. Its targets start with a token that it shifts away, and end in pads."""
+    vocabulary, pad, samples, k, length = 11, 1, 3, 4, 6
+    bart = transformers.BartConfig(
+        vocab_size=vocabulary, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=1,
+        decoder_attention_heads=1, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=16,
+        pad_token_id=pad, bos_token_id=0, eos_token_id=2, decoder_start_token_id=2,
+    )  # fmt: skip
+    dpr = transformers.DPRConfig(
+        vocab_size=vocabulary, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    config = transformers.RagConfig.from_question_encoder_generator_configs(dpr, bart, n_docs=k)
+    model = getattr(transformers, name)(
+        config=config,
+        question_encoder=transformers.DPRQuestionEncoder(dpr),
+        generator=transformers.BartForConditionalGeneration(bart),
+    )
+    g = torch.Generator().manual_seed(0)
+    target = torch.randint(3, vocabulary, (samples, length + 1), generator=g)
+    target[1, 4:] = pad
+    target[2, 3:] = pad  # two positions are left after the shift: the fewest its RAG-Sequence can weigh
+    score, logits = rand(samples, k, seed=1), rand(samples * k, length + 1, vocabulary, seed=2)
+    theirs = model.get_nll(logits, score, target, reduce_loss=False, epsilon=0.0, n_docs=k)
+
+    ours, is_target = target[:, 1:], target[:, 1:] != pad
+    log_p = logits[:, :length].log_softmax(-1).unflatten(0, (samples, k))
+    log_p = log_p.gather(3, ours[:, None, :, None].expand(-1, k, -1, 1)).squeeze(3)
+    if name == "RagSequenceForGeneration":
+        total = (log_p * is_target[:, None]).sum(2)
+        found = objectives.rag_sequence(score, total, torch.ones(samples), score_temperature=1.0)
+    else:
+        found = objectives.rag_token(score, log_p, is_target.double(), score_temperature=1.0)
+    torch.testing.assert_close(found, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_names_and_streams_follow_the_weights():
+    off = objectives.ObjectivesConfig(pdist=0)
+    assert not off.per_document and not off.marginal and off.reader_names == ("generation",)
+    config = objectives.ObjectivesConfig(generation=0, pdist=0, rag_sequence=1, rag_token=2)
+    assert config.per_document and config.marginal and config.trains_reader
+    assert config.reader_names == ("rag_sequence", "rag_token")
+    assert not objectives.ObjectivesConfig(generation=0, emdr2=1).trains_reader
+    with pytest.raises(ValueError, match="rag_token_score_temperature is 0"):
+        objectives.ObjectivesConfig(rag_token_score_temperature=0)
+    with pytest.raises(ValueError, match="rag_sequence is -1"):
+        objectives.ObjectivesConfig(rag_sequence=-1)
 
 
 @pytest.mark.parametrize("name", ["pdist", "emdr2"])

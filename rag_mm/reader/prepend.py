@@ -1,0 +1,195 @@
+"""The reader as a block program: a causal decoder with the documents in front of the question.
+
+Against fid: one stack of layers and no encoder, and a sequence holds all documents of its question, so a document
+is read in the light of those before it, and attention costs the square of their number. The question comes after
+the documents; what it asks for reaches them by the mark on words they share (`TokenEmbedding`, `document_match`).
+The stack is ``encoder_layers + decoder_layers`` deep: as deep as fid's way from a document to the answer.
+
+Shapes: see `rag_mm.reader.sequence`; E embedding width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pipeline import Block, BlockProgram
+from pipeline.keyed import KeyedDropout
+from rag_mm.objectives import ObjectivesConfig
+from rag_mm.reader.config import ReaderConfig
+from rag_mm.reader.embedding import TokenEmbedding, Vision
+from rag_mm.reader.fid import INPUTS
+from rag_mm.reader.head import HEAD_INPUTS, LossHead, Reading, Targets
+from rag_mm.reader.sequence import CausalLayer, Layout, Reach
+
+PAIR_NAMES = (
+    "document", "document_match", "document_image", "context_mask", "context_token", "document_embedding",
+    "document_patches",
+)  # fmt: skip
+
+
+class SequenceEmbedding(nn.Module):
+    """Block module: question, documents, their patches and the answer so far to ``sequence_BSD`` [and ``alone_PSD``].
+
+    The stream of single documents has neither graph nor dropout, unless it trains the reader too.
+    """
+
+    def __init__(self, config: ReaderConfig, tokens: TokenEmbedding, objective: ObjectivesConfig) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.kind = nn.Parameter(torch.randn(5, config.width) * 0.02)
+        self.match = nn.Parameter(torch.randn(config.width))
+        self.dropout = KeyedDropout(config.dropout)
+        self.per_document, self.train_alone = objective.per_document, objective.marginal
+
+    def context(
+        self,
+        question_BQ: Tensor,
+        document_PM: Tensor,
+        match_PM: Tensor,
+        question_patches_BND: Tensor,
+        document_patches_PND: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Documents (P, patches + M, D) and questions (B, patches + Q, D)."""
+        text = self.tokens(document_PM, match_PM.unsqueeze(-1) * self.match)
+        documents = torch.cat([document_patches_PND + self.kind[0], text + self.kind[1]], dim=1)
+        asked = self.tokens(question_BQ)
+        return documents, torch.cat([question_patches_BND + self.kind[2], asked + self.kind[3]], dim=1)
+
+    def answer(self, answer_BT: Tensor) -> Tensor:
+        """The answer so far (B, T, D)."""
+        return self.tokens(answer_BT) + self.kind[4]
+
+    def forward(
+        self,
+        question_BQ: Tensor,
+        document_PM: Tensor,
+        match_PM: Tensor,
+        question_patches_BND: Tensor,
+        document_patches_PND: Tensor,
+        answer_BT: Tensor,
+    ) -> tuple[Tensor, ...]:
+        documents, question = self.context(
+            question_BQ, document_PM, match_PM, question_patches_BND, document_patches_PND
+        )
+        asked = torch.cat([question, self.answer(answer_BT)], dim=1)
+        sequence = self.dropout(Layout.fused(documents, asked))
+        if not self.per_document:
+            return (sequence,)
+        alone = Layout.alone(documents, asked)
+        return sequence, self.dropout(alone) if self.train_alone else alone.detach()
+
+
+class PrependHead(LossHead):
+    """Block module: streams to ``losses`` and ``statistics``."""
+
+    def __init__(
+        self, config: ReaderConfig, tokens: TokenEmbedding, objective: ObjectivesConfig, layout: Layout
+    ) -> None:
+        super().__init__(config, tokens, objective)
+        self.layout = layout
+
+    def prior_of(self, score_Bk: Tensor, documents_PI: Tensor, question_BH: Tensor) -> Tensor | None:
+        """Log-probability at every context position (B, J): its document's, and 0 in the question, which is in all."""
+        prior = self.prior(score_Bk, documents_PI.shape[1])
+        return None if prior is None else torch.cat([prior, prior.new_zeros(question_BH.shape)], dim=1)
+
+    def forward(
+        self,
+        question_BQ: Tensor,
+        mask_PL: Tensor,
+        token_PL: Tensor,
+        answer_in_BT: Tensor,
+        target_BT: Tensor,
+        target_weight_BT: Tensor,
+        sample_weight_B: Tensor,
+        distill_weight_B: Tensor,
+        query_BE: Tensor,
+        document_PE: Tensor,
+        sequence_BSD: Tensor,
+        alone_PSD: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        mask, token = self.layout.parts(mask_PL, question_BQ), self.layout.parts(token_PL, question_BQ)
+        score_Bk = self.scores(query_BE, document_PE)
+        prior_BJ = self.prior_of(score_Bk, *mask)
+        fused = _reading(sequence_BSD, self.layout.fused(*mask), self.layout.fused(*token), prior_BJ)
+        alone = None
+        if alone_PSD is not None:
+            alone = _reading(alone_PSD, self.layout.alone(*mask), self.layout.alone(*token), None)
+        targets = Targets(answer_in_BT, target_BT, target_weight_BT, sample_weight_B, distill_weight_B)
+        return self.outputs(fused, alone, targets, score_Bk)
+
+
+def _reading(sequence_NSD: Tensor, mask_NJ: Tensor, token_NJ: Tensor, prior_NJ: Tensor | None) -> Reading:
+    length = mask_NJ.shape[1]
+    return Reading(sequence_NSD[:, length:], sequence_NSD[:, :length], mask_NJ, token_NJ, prior_NJ)
+
+
+def prepend_program(
+    config: ReaderConfig, objective: ObjectivesConfig, *, vocabulary: int, image_size: int
+) -> BlockProgram:
+    """Build the reader with fresh weights from torch's generator; its batch inputs are those of `fid_program`."""
+    streams = ("sequence", "alone") if objective.per_document else ("sequence",)
+    tokens, layout = TokenEmbedding(config, vocabulary=vocabulary), Layout((image_size // config.patch) ** 2)
+    blocks = [
+        Block(
+            "vision", Vision(config, image_size=image_size),
+            reads=("question_image", "document_image"), writes=("question_patches", "document_patches"),
+        ),
+        Block(
+            "embed", SequenceEmbedding(config, tokens, objective),
+            reads=(
+                "question", "document", "document_match", "question_patches", "document_patches", "answer_in",
+            ),
+            writes=streams,
+        ),
+        *(
+            Block(
+                f"layer.{i}", CausalLayer(config, layout, train_alone=objective.marginal),
+                reads=("sequence", "question", "context_mask", *streams[1:]), writes=streams,
+            )
+            for i in range(config.encoder_layers + config.decoder_layers)
+        ),
+        Block(
+            "head", PrependHead(config, tokens, objective, layout),
+            reads=("question", "context_mask", "context_token", *HEAD_INPUTS, *streams),
+            writes=("losses", "statistics"),
+        ),
+    ]  # fmt: skip
+    pairs = (*PAIR_NAMES, *streams[1:])
+    return BlockProgram(blocks, inputs=INPUTS, outputs=("losses", "statistics"), axes=dict.fromkeys(pairs, "pair"))
+
+
+class PrependDecoding:
+    """What a prepend reader makes of one batch: keys and values of the context are kept, layer by layer."""
+
+    def __init__(self, program: BlockProgram, context: dict[str, Tensor]) -> None:
+        blocks = {block.name: block.module for block in program.blocks}
+        vision, embed, head = blocks["vision"], blocks["embed"], blocks["head"]
+        assert isinstance(embed, SequenceEmbedding) and isinstance(head, PrependHead)
+        self._embed, self._head = embed, head
+        self._layers = [module for module in blocks.values() if isinstance(module, CausalLayer)]
+        patches = vision(context["question_image"], context["document_image"])
+        question = context["question"]
+        read = embed.context(question, context["document"], context["document_match"], *patches)
+        mask = head.layout.parts(context["context_mask"], question)
+        self._mask = head.layout.fused(*mask)
+        self._token = head.layout.fused(*head.layout.parts(context["context_token"], question))
+        scores = head.scores(context["query_embedding"], context["document_embedding"])
+        self._prior = head.prior_of(scores, *mask)
+        x, reach = head.layout.fused(*read), Reach.of(self._mask, 0)
+        self._past = []
+        for layer in self._layers:
+            self._past.append(layer.project(x, reach))
+            x = layer.stream(x, reach, dropout=False)
+        self._keys = head.pointer.keys(x)
+
+    def following(self, answer_BT: Tensor) -> Tensor:
+        """Distribution of the token after the answer so far (B, V)."""
+        reach = Reach.of(self._mask, answer_BT.shape[1]).after(self._mask.shape[1])
+        h = self._embed.answer(answer_BT)
+        for layer, past in zip(self._layers, self._past, strict=True):
+            h = layer.stream(h, reach, dropout=False, past=past)
+        pointer = self._head.pointer
+        parts = pointer.parts(h[:, -1:], self._keys, self._mask, self._token, answer_BT, self._prior)
+        return pointer.distribution(parts, self._token)[:, -1]

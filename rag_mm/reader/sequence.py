@@ -1,0 +1,123 @@
+"""One causal sequence a sample: where its parts lie, what may be attended to, and a layer over it.
+
+The batch comes as fid reads it, one (question, document) pair a row. Here a sample is one row
+``documents one after another | question | answer``, each document and the question with its picture's patches in
+front; the second stream has a row ``document | question | answer`` for each document alone. Masks and positions are
+made anew in every block from batch inputs: cheaper than sending them between stages.
+
+Positions count what is there, so padding inside a sequence moves nothing.
+
+Shapes: B samples, k documents each, P = B*k pairs, N rows (B or P), Q question tokens, M document tokens, L = tokens
+of a pair (``question | its patches | document's patches | document``), J context tokens of a row, T answer tokens,
+S = J + T, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.keyed import KeyedDropout
+from rag_mm.reader.config import ReaderConfig
+from rag_mm.reader.layers import Attention, FeedForward, fuse
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Takes the pairs of a batch apart and joins them to rows of sequences.
+
+    Attributes:
+        num_patches: patches of one picture.
+    """
+
+    num_patches: int
+
+    def parts(self, pairs_PL: Tensor, question_BQ: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a pair's mask or tokens: documents (P, patches + M), and each sample's question once (B, patches + Q)."""
+        rows, start = question_BQ.shape
+        k, end = pairs_PL.shape[0] // rows, start + self.num_patches
+        question = torch.cat([pairs_PL[::k, start:end], pairs_PL[::k, :start]], dim=1)
+        return pairs_PL[:, end:], question
+
+    @staticmethod
+    def fused(documents: Tensor, question: Tensor) -> Tensor:
+        """All documents of a sample, then its question: (P, I, ..) and (B, H, ..) to (B, k*I + H, ..)."""
+        return torch.cat([fuse(documents, question.shape[0]), question], dim=1)
+
+    @staticmethod
+    def alone(documents: Tensor, question: Tensor) -> Tensor:
+        """One document, then the question: (P, I, ..) and (B, H, ..) to (P, I + H, ..)."""
+        k = documents.shape[0] // question.shape[0]
+        return torch.cat([documents, question.repeat_interleave(k, dim=0)], dim=1)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What each place of a sequence may attend to (N, S, S), True where it may, and its position (N, S)."""
+
+    allowed_NSS: Tensor
+    position_NS: Tensor
+
+    @classmethod
+    def of(cls, mask_NJ: Tensor, num_answer: int) -> Reach:
+        """Causal over a context, of which True in the mask is there, and so many answer tokens after it.
+
+        Every place attends to itself, padding too: a softmax over nothing would be NaN.
+        """
+        valid = torch.cat([mask_NJ, mask_NJ.new_ones(mask_NJ.shape[0], num_answer)], dim=1)
+        size = valid.shape[1]
+        causal = torch.ones(size, size, dtype=torch.bool, device=valid.device).tril()
+        itself = torch.eye(size, dtype=torch.bool, device=valid.device)
+        return cls(causal & valid.unsqueeze(1) | itself, (valid.long().cumsum(1) - 1).clamp(min=0))
+
+    def after(self, start: int) -> Reach:
+        """The rows from place ``start`` on; what they reach stays whole."""
+        return Reach(self.allowed_NSS[:, start:], self.position_NS[:, start:])
+
+
+class CausalLayer(nn.Module):
+    """Causal self-attention and feed-forward over whole sequences.
+
+    As a block module: ``(sequence_BSD, question_BQ, mask_PL[, alone_PSD])`` to the same streams. The ``alone``
+    stream has neither graph nor dropout, unless ``train_alone`` says that it trains the reader too.
+    """
+
+    def __init__(self, config: ReaderConfig, layout: Layout, *, train_alone: bool) -> None:
+        super().__init__()
+        self.layout, self.train_alone = layout, train_alone
+        self.norm1, self.norm2 = nn.LayerNorm(config.width, bias=False), nn.LayerNorm(config.width, bias=False)
+        self.attention = Attention(config, rotary=True)
+        self.ffn = FeedForward(config)
+        self.dropout = KeyedDropout(config.dropout)
+
+    def project(self, x_NSD: Tensor, reach: Reach) -> tuple[Tensor, Tensor]:
+        """Keys and values of these places: what decoding keeps of a context."""
+        return self.attention.project(self.norm1(x_NSD), reach.position_NS)
+
+    def stream(
+        self, x_NSD: Tensor, reach: Reach, *, dropout: bool, past: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """The layer on one stream; ``past`` are projected places before these."""
+        drop: nn.Module = self.dropout if dropout else nn.Identity()
+        h = self.norm1(x_NSD)
+        key, value = self.attention.project(h, reach.position_NS)
+        if past is not None:
+            key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
+        x = x_NSD + drop(self.attention(h, (key, value), reach.allowed_NSS, reach.position_NS))
+        return x + drop(self.ffn(self.norm2(x)))
+
+    def forward(
+        self, sequence_BSD: Tensor, question_BQ: Tensor, mask_PL: Tensor, alone_PSD: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        documents, question = self.layout.parts(mask_PL, question_BQ)
+        mask_BJ = self.layout.fused(documents, question)
+        reach = Reach.of(mask_BJ, sequence_BSD.shape[1] - mask_BJ.shape[1])
+        sequence = self.stream(sequence_BSD, reach, dropout=True)
+        if alone_PSD is None:
+            return (sequence,)
+        with torch.set_grad_enabled(self.train_alone and torch.is_grad_enabled()):
+            mask_PJ = self.layout.alone(documents, question)
+            reach = Reach.of(mask_PJ, alone_PSD.shape[1] - mask_PJ.shape[1])
+            return sequence, self.stream(alone_PSD, reach, dropout=self.train_alone)

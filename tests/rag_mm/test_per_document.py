@@ -1,0 +1,76 @@
+"""What readers say of each document alone, against the slow twin: the reader given that document only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.verify import whole_batch_gradients
+from tests.rag_mm.reader_batch import reader, reader_batch
+
+FUSIONS = ["fid", "prepend"]
+PAIRS = ("document", "document_match", "document_image", "context_mask", "context_token", "document_embedding")
+
+
+def single_document(batch: dict[str, Tensor], place: int, k: int) -> dict[str, Tensor]:
+    """The same samples with document ``place`` of each, and the weights of a plain sum over tokens."""
+    rows = {n: t[place::k] if n in PAIRS else t for n, t in batch.items()}
+    return {**rows, "target_weight": (batch["target"] != 0).double()}
+
+
+def log_likelihoods(fusion: str, batch: dict[str, Tensor], k: int, *, dropout: float = 0.0) -> Tensor:
+    """log p(a | q, z_k) of every document (B, k), by one run of the whole program each."""
+    program = reader(fusion, dropout=dropout).eval()
+    with torch.no_grad():
+        runs = [program.run(single_document(batch, place, k))["losses"][:, 0] for place in range(k)]
+    return -torch.stack(runs, dim=1)
+
+
+def scores(batch: dict[str, Tensor], k: int) -> Tensor:
+    documents = batch["document_embedding"].detach().unflatten(0, (-1, k))
+    return torch.einsum("be,bke->bk", batch["query_embedding"].detach(), documents)
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_rag_sequence_is_the_marginal_over_single_documents(fusion: str) -> None:
+    k, batch = 3, reader_batch(k=3)
+    found = reader(fusion, rag_sequence=1.0).run(batch)["losses"][:, 1]
+    joint = scores(batch, k).softmax(1) * log_likelihoods(fusion, batch, k).exp()
+    torch.testing.assert_close(found, -batch["sample_weight"] * joint.sum(1).log(), atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_distillation_sees_single_documents_without_the_decoders_dropout(fusion: str) -> None:
+    k, batch = 2, reader_batch()
+    program = reader(fusion, dropout=0.0 if fusion == "fid" else 0.5, emdr2=1.0).train()
+    joint = (scores(batch, k) / 0.1).softmax(1) * log_likelihoods(fusion, batch, k).exp()
+    found = whole_batch_gradients(program, batch, seed=0, step=0).outputs["losses"][:, 1]
+    torch.testing.assert_close(found, -batch["distill_weight"] * joint.sum(1).log(), atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize(
+    "objective, moves", [("pdist", False), ("emdr2", False), ("rag_sequence", True), ("rag_token", True)]
+)
+def test_which_objectives_move_the_reader(fusion: str, objective: str, moves: bool) -> None:
+    """All of them move the scores. The generation loss is weighed by nothing here, so it moves neither."""
+    batch = reader_batch()
+    names = ("generation", objective) if not moves else (objective,)
+    program = reader(fusion, **{"generation": 0.0, **dict.fromkeys(names, 1.0)})
+    if not moves:
+        batch["target_weight"] = batch["target_weight"] * 1e-300  # still says which tokens are targets
+    found = whole_batch_gradients(program, batch, seed=0, step=0)
+    assert found.outputs["losses"].shape[1] == len(names)
+    largest = max(g.abs().max().item() for g in found.gradients.values())
+    assert (largest > 1e-3) == moves
+    assert all(g.abs().max() > 1e-4 for g in found.input_gradients.values())
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_streams_of_rag_objectives_have_dropout(fusion: str) -> None:
+    batch, program = reader_batch(), reader(fusion, dropout=0.5, rag_token=1.0)
+    trained = whole_batch_gradients(program.train(), batch, seed=0, step=0).outputs["losses"][:, 1]
+    again = whole_batch_gradients(program.train(), batch, seed=0, step=0).outputs["losses"][:, 1]
+    plain = whole_batch_gradients(program.eval(), batch, seed=0, step=0).outputs["losses"][:, 1]
+    assert torch.equal(trained, again) and not torch.allclose(trained, plain, rtol=1e-3)
