@@ -15,7 +15,8 @@ from typing import Any
 
 from pipeline.program import BlockProgram, nearest
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+LOOPED = ("interleaved", "zero_bubble")  # several stages a rank
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Plan:
     Attributes:
         stages: consecutive parts of the model; stage s runs on rank ``s % num_ranks``.
         num_ranks: ranks of the pipeline; 0 stands for one rank a stage. Fewer ranks than stages is what the
-            schedule ``interleaved`` is for.
+            schedules ``interleaved`` and ``zero_bubble`` are for.
         recomputed: recomputable blocks whose results are computed on every stage that reads them, not sent.
     """
 
@@ -191,7 +192,7 @@ def check_schedule(schedule: str, *, num_microbatches: int, num_ranks: int, num_
         raise ValueError(f"plan: num_microbatches is {num_microbatches}; it must be at least 1")
     if not 1 <= num_ranks <= num_stages:
         raise ValueError(f"plan: num_ranks is {num_ranks}; {num_stages} stages need 1 to {num_stages}")
-    if schedule != "interleaved" and num_ranks != num_stages:
+    if schedule not in LOOPED and num_ranks != num_stages:
         raise ValueError(
             f"plan: {num_stages} stages on {num_ranks} ranks need the schedule interleaved; {schedule} runs one a rank"
         )
@@ -200,15 +201,15 @@ def check_schedule(schedule: str, *, num_microbatches: int, num_ranks: int, num_
             f"plan: num_microbatches is {num_microbatches}, fewer than the {num_ranks} stages; "
             "1f1b needs at least as many (or use the schedule gpipe)"
         )
-    if schedule == "interleaved":
+    if schedule in LOOPED:
         if num_stages % num_ranks:
             raise ValueError(
-                f"plan: {num_stages} stages do not divide over {num_ranks} ranks; interleaved gives each rank as many"
+                f"plan: {num_stages} stages do not divide over {num_ranks} ranks; {schedule} gives each rank as many"
             )
         rounds = max(1, num_microbatches // num_ranks)
         if num_microbatches % rounds:
             raise ValueError(
-                f"plan: num_microbatches is {num_microbatches}; interleaved on {num_ranks} ranks needs a multiple of "
+                f"plan: num_microbatches is {num_microbatches}; {schedule} on {num_ranks} ranks needs a multiple of "
                 f"{rounds} (max(1, num_microbatches // ranks)); a multiple of {num_ranks} always is one"
             )
 

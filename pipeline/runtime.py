@@ -16,7 +16,7 @@ Choices and their price:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,7 +25,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from pipeline import keyed, wire
 from pipeline.boundary import Shape, carry_shapes
@@ -34,6 +41,7 @@ from pipeline.plan_file import Plan, check_schedule
 from pipeline.program import SAMPLE_ID, BlockProgram, nearest
 from pipeline.roll_call import RollCall
 from pipeline.simulate import Event
+from pipeline.split_backward import why_not_split
 from pipeline.stage import LOSSES, Recorder, RecordingStage, Slices, StageModule
 from pipeline.ties import Ties
 
@@ -64,10 +72,14 @@ class StepResult:
         )
 
 
+_SINGLE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_LOOPED: dict[str, Any] = {"interleaved": ScheduleInterleaved1F1B, "zero_bubble": ScheduleInterleavedZeroBubble}
+
+
 @dataclass
 class _Runtime:
     modules: list[StageModule]
-    schedule: ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
+    schedule: PipelineScheduleSingle | PipelineScheduleMulti
 
 
 class Pipeline:
@@ -294,7 +306,7 @@ class Pipeline:
             torch.is_autocast_enabled(self.device.type),
         )
         if key not in self._runtimes:
-            self._runtimes[key] = self._build(shapes)
+            self._runtimes[key] = self._build(shapes, slices.rows[0])
         runtime = self._runtimes[key]
         for module in runtime.modules:
             module.rows, module.outputs = slices.rows, []
@@ -331,7 +343,7 @@ class Pipeline:
             recomputed=self.plan.recomputed,
         )
 
-    def _build(self, shapes: Mapping[str, Shape]) -> _Runtime:
+    def _build(self, shapes: Mapping[str, Shape], rows: Mapping[str, Tensor]) -> _Runtime:
         carries, count = self.carries(shapes), self.num_microbatches
         loss = carries[-1][LOSSES]
         if not loss.requires_grad:
@@ -355,14 +367,29 @@ class Pipeline:
             modules.append(module)
             stages.append(stage)
         how: dict[str, Any] = {"n_microbatches": count, "loss_fn": lambda output, _: output[0], "scale_grads": False}
-        schedule: ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
-        if self.schedule == "interleaved":
-            schedule = ScheduleInterleaved1F1B(stages, **how)  # type: ignore[arg-type]
-        elif self.schedule == "1f1b":
-            schedule = Schedule1F1B(stages[0], **how)
-        else:
-            schedule = ScheduleGPipe(stages[0], **how)
-        return _Runtime(modules, schedule)
+        if self.schedule == "zero_bubble":
+            self._check_split_backward(modules, sent, rows)
+        if self.schedule in _LOOPED:
+            return _Runtime(modules, _LOOPED[self.schedule](stages, **how))
+        return _Runtime(modules, _SINGLE[self.schedule](stages[0], **how))
+
+    def _check_split_backward(
+        self, modules: Sequence[StageModule], sent: Sequence[Mapping[str, Shape]], rows: Mapping[str, Tensor]
+    ) -> None:
+        """Refuse, on every rank, what a split backward would get wrong (collective)."""
+        reasons = []
+        for s, module in zip(self.stages_here, modules, strict=True):
+            received = list(sent[s - 1].values()) if s else []
+            reason = why_not_split(module, received, rows, device=self.device)
+            reasons += [f"stage {s}: {reason}"] if reason else []
+        gathered: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(gathered, reasons, group=self.group)
+        found = [reason for theirs in gathered for reason in theirs]
+        if found:
+            raise ValueError(
+                f"schedule zero_bubble cannot run this plan; {'; '.join(found)}. Cut elsewhere (docs/pipeline.md says "
+                "what it needs) or use the schedule interleaved"
+            )
 
     def events(self) -> list[Event]:
         """When the stages of all ranks computed in the last step, with ``record`` (a collective).

@@ -49,11 +49,16 @@ class Slices:
 
 
 class StageModule(nn.Module):
-    """The module that the library runs: carry in, carry (or the loss) out. Blocks are not registered in it."""
+    """The module that the library runs: carry in, carry (or the loss) out.
+
+    It holds the blocks' modules, because a schedule that splits the backward asks for their parameters.
+    """
 
     def __init__(self, program: BlockProgram, first: int, last: int, *, recomputed: Collection[str]) -> None:
         super().__init__()
         self._run = lambda env: program.run(env, first, last, recomputed=recomputed)
+        again = program.rerun(first, last, recomputed=recomputed)
+        self.blocks = nn.ModuleList(block.module for block in (*again, *program.blocks[first:last]))
         self._reads = program.carry(first, recomputed=recomputed)
         self._writes = program.carry(last, recomputed=recomputed)
         self._is_last = last == len(program.blocks)
@@ -103,4 +108,10 @@ class RecordingStage(PipelineStage):
         work = super().backward_one_chunk
         return self.recorder.timed(
             "backward", self.stage_index, bwd_chunk_id, lambda: work(bwd_chunk_id, *args, **kwargs)
+        )
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        work = super().backward_weight_one_chunk
+        return self.recorder.timed(
+            "backward_weight", self.stage_index, bwd_chunk_id, lambda: work(bwd_chunk_id, *args, **kwargs)
         )

@@ -14,7 +14,7 @@ from tests.distributed import run_on_ranks
 from tests.pipeline.fid_program import fid_batch, fid_program
 
 # cuts, micro-batches
-INTERLEAVED = {
+LOOPED = {
     2: [([1, 2, 4], 2), ([1, 2, 4], 3), ([1, 2, 3, 4, 5], 6)],
     3: [([1, 2, 3, 4, 5], 3), ([1, 2, 3, 4, 5], 6), ([1, 2, 3, 4, 5], 2)],
 }
@@ -74,9 +74,40 @@ def _gradients(pipeline: Pipeline) -> dict[str, Tensor]:
     return {n: p.grad for n, p in pipeline.parameters_here.items() if p.grad is not None}
 
 
-def _interleaved(num_ranks: int) -> dict[str, object]:
+class TwoTowers(nn.Module):
+    """(h, y) -> h: what joins the embedding of another input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+
+    def forward(self, h_BT: Tensor, y_BT: Tensor) -> Tensor:
+        return torch.tanh(self.linear(h_BT)) * y_BT
+
+
+def joined_program() -> BlockProgram:
+    """x -> layer; ids -> table, which needs nothing of x; then both are joined."""
+    torch.manual_seed(0)
+    return BlockProgram(
+        [
+            Block("first", nn.Linear(5, 5), ("x",), ("h",)),
+            Block("second", nn.Linear(5, 5), ("h",), ("h",)),
+            Block("table", nn.Embedding(7, 5), ("ids",), ("y",)),
+            Block("join", TwoTowers(), ("h", "y"), ("h",)),
+            Block("loss", Loss(), ("h", "weight"), ("losses",)),
+        ],
+        inputs=("x", "ids", "weight"),
+        outputs=("losses",),
+    ).double()
+
+
+def joined_batch() -> dict[str, Tensor]:
+    return {**biased_batch(), "ids": torch.arange(8) % 7}
+
+
+def _looped(num_ranks: int) -> dict[str, object]:
     found: dict[str, object] = {}
-    for cuts, count in INTERLEAVED[num_ranks]:
+    for cuts, count in LOOPED[num_ranks]:
         program = fid_program()
         plan = Plan.from_cuts(program, cuts, schedule="interleaved", num_microbatches=count, num_ranks=num_ranks)
         pipeline = Pipeline(program, plan, timeout_s=30)
@@ -95,7 +126,7 @@ def _interleaved(num_ranks: int) -> dict[str, object]:
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_interleaved_gradients_equal_one_device(num_ranks: int) -> None:
-    ranks = run_on_ranks(_interleaved, num_ranks, num_ranks)
+    ranks = run_on_ranks(_looped, num_ranks, num_ranks)
     right = whole_batch_gradients(fid_program(), fid_batch(), seed=3, step=5)
     for layout in ranks[0]:
         owned: list[str] = []
@@ -107,6 +138,56 @@ def test_interleaved_gradients_equal_one_device(num_ranks: int) -> None:
             torch.testing.assert_close(outputs["losses"], right.outputs["losses"])
             assert (leaf is not None) == (i == num_ranks - 1)
         assert sorted(owned) == sorted(right.gradients), "each parameter counts once in the norm"
+
+
+def _split(cuts: list[int], num_microbatches: int, num_ranks: int, check: bool) -> dict[str, Tensor] | str:
+    program = joined_program()
+    plan = Plan.from_cuts(program, cuts, schedule="zero_bubble", num_microbatches=num_microbatches, num_ranks=num_ranks)
+    pipeline = Pipeline(program, plan, timeout_s=30)
+    if not check:
+        pipeline._check_split_backward = lambda *_: None  # type: ignore[method-assign]
+    try:
+        for _ in range(2):
+            for parameter in pipeline.parameters_here.values():
+                parameter.grad = None
+            pipeline.step(joined_batch(), seed=0, step=0)
+    except ValueError as error:
+        return str(error)
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in pipeline.parameters_here.items()}
+
+
+def _failures(ranks: list[dict[str, Tensor]]) -> set[str]:
+    right = whole_batch_gradients(joined_program(), joined_batch(), seed=0, step=0)
+    reports = [gradient_report(right.gradients, grads, tolerance=1e-10) for grads in ranks]
+    assert {name for grads in ranks for name in grads} == set(right.gradients)
+    return {failure.name for report in reports for failure in report.failures}
+
+
+@pytest.mark.parametrize(("cuts", "count", "ranks"), [([1, 2, 4], 4, 2), ([2], 4, 2), ([1, 2], 8, 3), ([1, 4], 2, 3)])
+def test_zero_bubble_gradients_equal_one_device(cuts: list[int], count: int, ranks: int) -> None:
+    assert not _failures(run_on_ranks(_split, ranks, cuts, count, ranks, True))
+
+
+def test_a_split_backward_that_forgets_parameters_is_refused() -> None:
+    forgotten = [1, 3, 4]  # stage 1 sends on the table's rows, for which it received nothing
+    for message in run_on_ranks(_split, 2, forgotten, 4, 2, True):
+        assert "stage 1: the gradient of parameter '1.weight'" in message and "interleaved" in message
+    assert _failures(run_on_ranks(_split, 2, forgotten, 4, 2, False)) == {"table.weight"}
+
+
+def _tied_or_scored(cuts: list[int]) -> str:
+    program = fid_program()
+    plan = Plan.from_cuts(program, cuts, schedule="zero_bubble", num_microbatches=3)
+    with pytest.raises(ValueError) as error:
+        Pipeline(program, plan, timeout_s=30).step(fid_batch(), seed=0, step=0)
+    return str(error.value)
+
+
+def test_a_split_backward_that_loses_gradients_of_inputs_or_fails_is_refused() -> None:
+    for message in run_on_ranks(_tied_or_scored, 2, [5]):
+        assert "stage 1: the gradient of batch input 'scores' would be lost" in message
+    for message in run_on_ranks(_tied_or_scored, 3, [1, 5]):
+        assert "stage 1: " in message
 
 
 def _recomputed() -> dict[str, object]:
