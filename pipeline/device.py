@@ -3,19 +3,14 @@
 An operation takes ``max(flops / peak, bytes / bandwidth) + overhead`` (the roofline of Williams, Waterman
 and Patterson, CACM 2009). Presets hold vendors' peak figures (dense, without sparsity); ``efficiency`` is the
 share of the peak that matrix products reach, and it is an assumption until somebody measures it:
-`calibrate` does, for the machine it runs on.
+`pipeline.calibration` does, for the machine it runs on.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-
-from pipeline.program import nearest
 
 
 @dataclass(frozen=True)
@@ -73,53 +68,3 @@ PRESETS: dict[str, Device] = {
         Device("h200", 67 * _T, 4800 * _GB, 5e-6, 989 * _T, 34 * _T, 0.5, 141 * _GB),
     )
 }
-
-
-def device_of(name: str) -> Device:
-    """A preset by name; ``this`` measures the CPU it runs on.
-
-    Raises:
-        ValueError: for another name; suggests the nearest.
-    """
-    if name == "this":
-        return calibrate()
-    if name not in PRESETS:
-        names = [*PRESETS, "this"]
-        raise ValueError(f"unknown device {name!r}{nearest(name, names)}; allowed: {', '.join(names)}")
-    return PRESETS[name]
-
-
-def calibrate(*, device: str = "cpu", repeats: int = 15) -> Device:
-    """Measure this machine with the present number of threads (a quarter of a second on a CPU).
-
-    A product of 384 x 384 matrices gives the peak of each type, the sum of two 16 MB tensors the
-    bandwidth, the sum of two tensors of 8 numbers the overhead; each is the median of ``repeats``.
-    """
-
-    def seconds(function: Callable[[], object]) -> float:
-        times = []
-        for _ in range(repeats + 2):
-            _wait(device)
-            start = time.perf_counter()
-            function()
-            _wait(device)
-            times.append(time.perf_counter() - start)
-        return statistics.median(times[2:])
-
-    small = torch.ones(8, device=device)
-    overhead = seconds(lambda: small + small)
-    n = 384
-    peaks = {}
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        matrix = torch.ones(n, n, device=device, dtype=dtype)
-        peaks[dtype] = 2 * n**3 / max(seconds(lambda matrix=matrix: matrix @ matrix) - overhead, 1e-9)  # type: ignore[misc]
-    large = torch.ones(4 * 2**20, device=device)
-    result = torch.empty_like(large)
-    bandwidth = 3 * large.nbytes / max(seconds(lambda: torch.add(large, large, out=result)) - overhead, 1e-9)
-    name = f"this {device}, {torch.get_num_threads()} threads"
-    return Device(name, peaks[torch.float32], bandwidth, overhead, peaks[torch.bfloat16], peaks[torch.float64])
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)

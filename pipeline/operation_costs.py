@@ -30,14 +30,14 @@ class OperationCosts(TorchDispatchMode):
     """Counts while it is entered.
 
     Attributes:
-        flops, bytes_moved: sums so far.
+        flops, bytes_moved, num_operations: sums so far.
         seconds: sum of the operations' times on ``device`` (0 without one).
     """
 
     def __init__(self, device: Device | None = None) -> None:
         super().__init__()
         self.device = device
-        self.flops = self.bytes_moved = 0
+        self.flops = self.bytes_moved = self.num_operations = 0
         self.seconds = 0.0
 
     def __torch_dispatch__(
@@ -52,6 +52,7 @@ class OperationCosts(TorchDispatchMode):
         num_flops = int(_flops(packet, args, kwargs, result))
         read = inputs[1:] + outputs if packet in _LOOK_UPS else inputs
         num_bytes = sum(_bytes(tensor) for tensor in (*read, *outputs))
+        self.num_operations += 1
         self.flops += num_flops
         self.bytes_moved += num_bytes
         if self.device is not None:

@@ -162,7 +162,8 @@ def _check_device(program: BlockProgram, batch: Mapping[str, Tensor], device: De
         raise ValueError(f"{meta[0]!r} is on the meta device and {other!r} is not; put program and batch on one device")
     if device is None:
         raise ValueError(
-            "the program is on the meta device; say what to predict for with device=device_of('a100-40gb')"
+            "the program is on the meta device; say what to predict for, such as "
+            "device=pipeline.calibration.device_of('a100-40gb')"
         )
     if lineage:
         raise ValueError(

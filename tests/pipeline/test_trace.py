@@ -50,3 +50,93 @@ def test_mistakes() -> None:
         trace(fid_program(), {n: t[: len(t) // 6] for n, t in fid_batch().items()}, num_microbatches=1)
     with pytest.raises(ValueError, match="not a profile"):
         Profile.from_json("{}")
+
+
+def test_a_frozen_block_costs_no_backward() -> None:
+    tower, head = nn.Linear(3, 64), nn.Linear(64, 1)
+    tower.requires_grad_(False)
+    program = BlockProgram(
+        [
+            Block("tower", nn.Sequential(tower, nn.ReLU()), ("x",), ("h",)),
+            Block("head", head, ("h",), ("losses",)),
+        ],
+        inputs=("x",),
+        outputs=("losses",),
+    )
+    profile = trace(program, {"x": torch.randn(4, 3)}, num_microbatches=1, lineage=False)
+    frozen, trained = profile.blocks
+    assert frozen.backward_s == 0.0 == frozen.backward_flops and frozen.activation_bytes == 0
+    assert frozen.frozen_bytes == frozen.parameter_bytes == (3 * 64 + 64) * 4
+    assert trained.backward_s > 0 and trained.frozen_bytes == 0
+    assert profile.carry_bytes == (4 * 64 * 4, 0) and profile.gradient_bytes == (0, 0)  # nothing comes back
+    # A frozen block behind a trained one passes gradients on: twice the weight's product, without its own.
+    behind = trace(program, {"x": torch.randn(4, 3).requires_grad_()}, num_microbatches=1, lineage=False)
+    assert behind.blocks[0].backward_s > 0 and behind.blocks[0].backward_flops == 2 * 4 * 3 * 64
+    assert behind.gradient_bytes == (4 * 64 * 4, 0)
+
+
+def test_backward_flops_and_bytes_of_a_product() -> None:
+    program = BlockProgram(
+        [Block("b", nn.Linear(8, 16, bias=False), ("x",), ("losses",))], inputs=("x",), outputs=("losses",)
+    )
+    block = trace(program, {"x": torch.randn(4, 8).requires_grad_()}, num_microbatches=1, lineage=False).blocks[0]
+    assert block.flops == 2 * 4 * 8 * 16 and block.backward_flops == 2 * block.flops
+    assert block.bytes_moved >= (4 * 8 + 8 * 16 + 4 * 16) * 4
+
+
+def test_attention_on_a_cpu_counts() -> None:
+    class Attend(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(q, q, q)
+
+    program = BlockProgram([Block("b", Attend(), ("q",), ("losses",))], inputs=("q",), outputs=("losses",))
+    block = trace(program, {"q": torch.randn(2, 3, 16, 8).requires_grad_()}, num_microbatches=1, lineage=False).blocks[
+        0
+    ]
+    assert block.flops == 2 * (2 * 2 * 3 * 16 * 16 * 8)  # two products
+    assert block.backward_flops >= 2 * block.flops
+
+
+class Slice(nn.Module):
+    """Uses the first rows of somebody else's weight, held as a plain attribute."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.rows = weight[:2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.rows.T
+
+
+class Join(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a[:, :1] + b[:, :1]
+
+
+def test_partial_ties_are_found() -> None:
+    table = nn.Linear(6, 10, bias=False)
+    view = nn.Linear(6, 4, bias=False)
+    view.weight = nn.Parameter(table.weight.detach()[4:8])  # another parameter in the same storage
+    other = nn.Linear(10, 6, bias=False)
+    blocks = [
+        Block("table", table, ("x",), ("h",)),
+        Block("back", other, ("h",), ("h",)),
+        Block("view", view, ("h",), ("a",)),
+        Block("slice", Slice(table.weight), ("h",), ("b",)),
+        Block("join", Join(), ("a", "b"), ("losses",)),
+    ]
+    program = BlockProgram(blocks, inputs=("x",), outputs=("losses",))
+    profile = trace(program, {"x": torch.randn(4, 6)}, num_microbatches=1, repeats=1, lineage=False)
+    found = {b.name: b.partial_ties for b in profile.blocks}
+    assert found["table"] == {"table.weight": 4 * 6 * 4} and found["view"] == {"table.weight": 4 * 6 * 4}
+    assert found["slice"] == {"table.weight": 2 * 6 * 4} and found["back"] == found["join"] == {}
+    assert all(b.ties == {} for b in profile.blocks)
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[int, int, str]] = []
+    trace(
+        fid_program(), fid_batch(), num_microbatches=3, repeats=1, lineage=False, progress=lambda *now: told.append(now)
+    )
+    names = ["embed", "encoder.0", "encoder.1", "target", "decoder.0", "head", "traced"]
+    assert told == [(i, 6, name) for i, name in enumerate(names)]
