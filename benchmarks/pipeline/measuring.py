@@ -23,6 +23,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -127,7 +128,7 @@ def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of tensors made within and alive, and the most there were: each storage once.
+    """Bytes of tensors made within and alive, and the most there were: each storage once, no fake tensors.
 
     What an operation allocates for itself and frees again is not in it, nor what existed before.
     """
@@ -141,7 +142,7 @@ class LiveBytes(TorchDispatchMode):
         given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.device.type != "meta":
+            if isinstance(tensor, Tensor) and not isinstance(tensor, FakeTensor) and tensor.device.type != "meta":
                 storage = tensor.untyped_storage()
                 if id(storage) not in given and id(storage) not in self._known:
                     self._add(storage)

@@ -22,8 +22,8 @@ class Sizes:
     documents: int = 8
     patches: int = 49
     question: int = 16
-    document: int = 32
-    pair: int = 48
+    document: int = 24
+    pair: int = 80
     answer: int = 8
     width: int = 128
     vocabulary: int = 16_000
