@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pipeline.plan_file import LOOPED
+
 
 @dataclass(frozen=True)
 class ParallelConfig:
@@ -12,7 +14,7 @@ class ParallelConfig:
 
     Attributes:
         pipeline_stages: ranks that one copy of the reader is spread over.
-        chunks: stages that each of these ranks holds; more than one is what the interleaved schedule is for.
+        chunks: stages that each of these ranks holds: more than one for interleaved, any number for zero_bubble.
         data_replicas: copies of the pipeline, each taking an equal share of the global batch.
         num_microbatches: pieces that each replica's share of the batch is cut into.
         schedule: order of forward and backward passes over the micro-batches.
@@ -22,6 +24,8 @@ class ParallelConfig:
         capacity_bytes: most memory a rank may need, by the planner's count; null: any.
         cluster: YAML file that says what connects the ranks and what they can hold (docs/pipeline.md); empty:
             sending takes no time.
+        towers: rows of the retriever's towers are dealt out over ranks that each hold all of it, or piped through
+            ranks that each hold a part, which is for towers too large for one device.
         verify: proof before step 1: compare loss and every gradient with one device running
             the whole batch (``full``), with the same cuts and a single micro-batch (``staged``),
             with a smaller model of the same program (``shrunk``), or not (``off``).
@@ -33,12 +37,13 @@ class ParallelConfig:
     chunks: int = 1
     data_replicas: int = 1
     num_microbatches: int = 4
-    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
     plan: str = ""
     objective: Literal["speed", "memory"] = "speed"
     pins: tuple[str, ...] = ()
     capacity_bytes: float | None = None
     cluster: str = ""
+    towers: Literal["dealt", "piped"] = "dealt"
     verify: Literal["off", "full", "staged", "shrunk"] = "full"
     verify_tolerance: float = 1e-4
     timeout_s: int = 300
@@ -49,10 +54,10 @@ class ParallelConfig:
                 raise ValueError(f"parallel.{name} is {getattr(self, name)}; it must be at least 1")
         if self.capacity_bytes is not None and not self.capacity_bytes > 0:
             raise ValueError(f"parallel.capacity_bytes is {self.capacity_bytes}; it must be above 0 (or null)")
-        if (self.schedule == "interleaved") != (self.chunks > 1):
+        if self.schedule != "zero_bubble" and (self.schedule == "interleaved") != (self.chunks > 1):
             raise ValueError(
                 f"parallel.chunks is {self.chunks} with parallel.schedule {self.schedule}; interleaved needs 2 or more "
-                "stages a rank, the others run 1"
+                "stages a rank, zero_bubble 1 or more, the others run 1"
             )
         if self.schedule == "1f1b" and self.num_microbatches < self.pipeline_stages:
             raise ValueError(
@@ -61,10 +66,10 @@ class ParallelConfig:
                 "(or use --parallel.schedule gpipe)"
             )
         rounds = max(1, self.num_microbatches // self.pipeline_stages)
-        if self.schedule == "interleaved" and self.num_microbatches % rounds:
+        if self.schedule in LOOPED and self.num_microbatches % rounds:
             raise ValueError(
-                f"parallel.num_microbatches is {self.num_microbatches}; interleaved on {self.pipeline_stages} ranks "
-                f"(parallel.pipeline_stages) needs a multiple of {rounds}; a multiple of {self.pipeline_stages} always "
+                f"parallel.num_microbatches is {self.num_microbatches}; {self.schedule} on {self.pipeline_stages} "
+                f"ranks (parallel.pipeline_stages) needs a multiple of {rounds}; a multiple of {self.pipeline_stages} always "
                 "is right"
             )
 

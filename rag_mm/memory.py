@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from data.document_store import Document, DocumentStore
 from rag_mm.mesh import Mesh
+from rag_mm.towers import Towers
 from retriever import index as index_files
 from retriever.embed import embed_documents, make_manifest
-from retriever.encoder import DualEncoder
 from retriever.index import Index
 
 
@@ -45,24 +44,24 @@ class Memory:
         self.staleness: float | None = None
         self._index: Index | None = None
 
-    def refresh(self, encoder: DualEncoder, *, step: int, probe_BE: Tensor | None, k: int, named: set[int]) -> None:
-        """Embed the whole memory with ``encoder`` and search it from now on.
+    def refresh(self, towers: Towers, *, step: int, probe_BE: Tensor | None, k: int, named: set[int]) -> None:
+        """Embed the whole memory with the towers and search it from now on.
 
         Args:
             probe_BE: queries on which old and new version are compared.
             named: versions that checkpoints name and that must be kept.
         """
         old, ids = self._index, self.store.ids
-        rows = self.mesh.rows(len(ids))
         part = embed_documents(
-            encoder,
+            towers.encoder,
             self.store,
-            [ids[i] for i in rows.tolist()],
+            [ids[i] for i in towers.share(len(ids)).tolist()],
             image_size=self.image_size,
             batch_size=self.batch_size,
+            embed=towers.embed_share,
         )
-        embedding = self.mesh.join_rows(part, len(ids))
-        manifest = make_manifest(encoder, self.store, image_size=self.image_size)
+        embedding = towers.join(part, len(ids))
+        manifest = make_manifest(towers.encoder, self.store, image_size=self.image_size, weights=towers.weights_hash())
         self._index = Index.from_embeddings(embedding, ids, manifest)
         self.version = step
         if self.mesh.is_first:
@@ -90,11 +89,3 @@ class Memory:
     def fetch(self, ids: list[str]) -> list[Document]:
         """Documents by id."""
         return self.store.fetch(ids)
-
-
-@torch.no_grad()
-def embed_rows(encoder: DualEncoder, features: dict[str, Tensor], mesh: Mesh) -> Tensor:
-    """Embeddings of all rows (N, E), without graph, rows dealt out over the ranks."""
-    count = features["image"].shape[0]
-    rows = mesh.rows(count)
-    return mesh.join_rows(encoder({name: tensor[rows] for name, tensor in features.items()}), count)

@@ -7,13 +7,15 @@ the joint steps: reading is learned in a sudden step that a small rate delays. W
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
 
 from pipeline import Pipeline
 from rag_mm.config import TrainConfig
 from rag_mm.mesh import Mesh
-from retriever.encoder import DualEncoder
+from rag_mm.towers import Towers
 
 DECAY_SHARE = 0.4
 
@@ -36,14 +38,16 @@ class Optimizer:
         names: parameters that this rank updates, by global name.
     """
 
-    def __init__(self, config: TrainConfig, encoder: DualEncoder, pipeline: Pipeline, mesh: Mesh) -> None:
+    def __init__(self, config: TrainConfig, towers: Towers, pipeline: Pipeline, mesh: Mesh) -> None:
         self.config, self.mesh = config, mesh
-        self._reader = {f"reader.{n}": p for n, p in pipeline.parameters_here.items() if p.requires_grad}
-        self._owned = {f"reader.{n}" for n in pipeline.owned}
-        self._retriever = {f"retriever.{n}": p for n, p in encoder.named_parameters() if p.requires_grad}
-        self.names: dict[str, nn.Parameter] = {**self._reader, **self._retriever}
+        reader = {f"reader.{n}": p for n, p in pipeline.parameters_here.items() if p.requires_grad}
+        retriever = {f"retriever.{n}": p for n, p in (*towers.sharded.items(), *towers.replicated.items())}
+        # Of parameters that lie on some stages only, each is counted in the norm by one rank of the pipeline.
+        self._owned = {f"reader.{n}" for n in pipeline.owned} | {f"retriever.{n}" for n in towers.owned}
+        self._everywhere = {f"retriever.{n}" for n in towers.replicated}
+        self.names: dict[str, nn.Parameter] = {**reader, **retriever}
         groups = []
-        for part, parameters in (("reader", self._reader), ("retriever", self._retriever)):
+        for part, parameters in (("reader", reader), ("retriever", retriever)):
             for decays in (True, False):
                 chosen = [p for p in parameters.values() if (p.ndim >= 2) == decays]
                 decay = config.weight_decay if decays and part == "reader" else 0.0
@@ -61,14 +65,9 @@ class Optimizer:
         Returns:
             the global norm before clipping, the rates of reader and retriever, and whether the step was taken.
         """
-        square = torch.zeros((), dtype=torch.float64)
-        for name, parameter in self._reader.items():
-            if parameter.grad is not None and name in self._owned:
-                square += parameter.grad.double().square().sum()
+        square = self._square(self._owned)
         self.mesh.sum([square], group=self.mesh.pipeline)
-        for parameter in self._retriever.values():
-            if parameter.grad is not None:
-                square += parameter.grad.double().square().sum()
+        square += self._square(self._everywhere)
         norm = square.sqrt().item()
         reader_rate, retriever_rate = rates(self.config, step)
         taken = norm < float("inf")  # False for NaN as well
@@ -81,3 +80,11 @@ class Optimizer:
                 group["lr"] = reader_rate if group["part"] == "reader" else retriever_rate
             self.adamw.step()
         return norm, (reader_rate, retriever_rate), taken
+
+    def _square(self, names: Collection[str]) -> torch.Tensor:
+        """Sum of squares of the gradients of some parameters of this rank."""
+        square = torch.zeros((), dtype=torch.float64)
+        for name, parameter in self.names.items():
+            if name in names and parameter.grad is not None:
+                square += parameter.grad.double().square().sum()
+        return square

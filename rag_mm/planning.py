@@ -6,11 +6,16 @@ from pathlib import Path
 
 from torch import Tensor
 
+from data.document_store import DocumentStore
 from pipeline import BlockProgram, Plan, Profile, partition, trace
 from pipeline.cluster import Cluster
 from pipeline.lineage import require_sample_lineage
+from pipeline.padding import pad_batch
 from rag_mm.config import Config
 from rag_mm.mesh import Mesh
+from rag_mm.towers import ROW_BUCKET, tower_program
+from retriever.embed import document_features
+from retriever.encoder import DualEncoder
 
 # Enough to see any mixing that does not depend on how large the batch is; the proof runs on the whole batch.
 LINEAGE_SAMPLES = 4
@@ -61,3 +66,29 @@ def make_plan(config: Config, program: BlockProgram, batch: dict[str, Tensor], m
         link_bytes_per_s=cluster.link_bytes_per_s,
         pins=parallel.pins,
     )
+
+
+def make_towers_plan(config: Config, encoder: DualEncoder, store: DocumentStore, mesh: Mesh) -> Plan:
+    """Where to cut the retriever's towers, traced on documents of the store.
+
+    Raises:
+        ValueError: on every rank, if there are more stages than blocks.
+    """
+    parallel, program = config.parallel, tower_program(encoder)
+    documents = store.fetch(store.ids[:ROW_BUCKET])
+    features = document_features(encoder, documents, image_size=config.data.image_size)
+    batch = pad_batch(program, features, multiple=ROW_BUCKET * parallel.num_microbatches, weights=())
+    mesh.barrier()
+    profile = trace(program, batch, num_microbatches=parallel.num_microbatches, lineage_samples=LINEAGE_SAMPLES)
+    require_sample_lineage(profile)
+    schedule = "1f1b" if parallel.num_microbatches >= parallel.pipeline_stages else "gpipe"
+    try:
+        return partition(
+            Profile.from_json(mesh.broadcast(profile.to_json())),
+            num_stages=parallel.pipeline_stages,
+            schedule=schedule,
+            num_microbatches=parallel.num_microbatches,
+            objective=parallel.objective,
+        )
+    except ValueError as error:
+        raise ValueError(f"parallel.towers piped: {error}") from error

@@ -20,6 +20,7 @@ from rag_mm.mesh import Mesh
 from rag_mm.model import build_model
 from rag_mm.prepared import replica_share
 from rag_mm.step import JointStep
+from rag_mm.towers import DealtTowers
 
 
 def for_planning(config_path: str, overrides: list[str]) -> tuple[BlockProgram, dict[str, Tensor], ParallelConfig]:
@@ -38,7 +39,8 @@ def for_planning(config_path: str, overrides: list[str]) -> tuple[BlockProgram, 
         dataset.store, Path(config.run_dir), mesh, image_size=config.data.image_size,
         batch_size=config.index.batch_size, keep=config.index.keep_versions,
     )  # fmt: skip
-    joint = JointStep(config, dataset, encoder=model.encoder, collator=model.collator, memory=memory, mesh=mesh)
+    towers = DealtTowers(model.encoder, mesh)
+    joint = JointStep(config, dataset, towers=towers, collator=model.collator, memory=memory, mesh=mesh)
     example = joint.example()
     batch = joint.reader_inputs(example, example.query_embedding, example.document_embedding)
     torch.set_num_threads(config.train.threads)

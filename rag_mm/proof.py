@@ -63,7 +63,8 @@ def _gradients(joint: JointStep, prepared: Prepared, pipeline: Pipeline) -> dict
     """This rank's gradients by name; ``.grad`` is empty afterwards."""
     parameters = {f"reader.{n}": p for n, p in pipeline.parameters_here.items() if p.requires_grad}
     if joint.trains_retriever(prepared.step):
-        parameters |= {f"retriever.{n}": p for n, p in joint.encoder.named_parameters() if p.requires_grad}
+        towers = {**joint.towers.sharded, **joint.towers.replicated}
+        parameters |= {f"retriever.{n}": p for n, p in towers.items()}
     for parameter in parameters.values():
         parameter.grad = None
     joint.gradients(prepared, pipeline)

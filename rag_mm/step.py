@@ -29,12 +29,12 @@ from rag_mm import objectives
 from rag_mm.augmentation import augment
 from rag_mm.batch import Collator, training_answers
 from rag_mm.config import Config
-from rag_mm.memory import Memory, embed_rows
+from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
 from rag_mm.prepared import Outcome, Prepared, replica_share
 from rag_mm.renaming import Renaming, field_values
+from rag_mm.towers import Towers, embed_all
 from retriever.embed import embed_documents
-from retriever.encoder import DualEncoder, rows
 
 DRIFT_EVERY = 10  # steps
 
@@ -59,12 +59,12 @@ class JointStep:
         config: Config,
         dataset: Dataset,
         *,
-        encoder: DualEncoder,
+        towers: Towers,
         collator: Collator,
         memory: Memory,
         mesh: Mesh,
     ) -> None:
-        self.config, self.dataset, self.encoder = config, dataset, encoder
+        self.config, self.dataset, self.towers, self.encoder = config, dataset, towers, towers.encoder
         self.collator, self.memory, self.mesh = collator, memory, mesh
         self.questions, self.pairs = dataset.questions("train"), dataset.pairs("train")
         asked = sorted({sample.country for sample in self.questions if sample.weight})
@@ -142,8 +142,9 @@ class JointStep:
         """How far the scores of what was found have moved since the index was made (pictures unchanged)."""
         read = sorted({name for names in ids for name in names})
         now_UE = embed_documents(
-            self.encoder, self.memory.store, read, image_size=self.memory.image_size, batch_size=len(read)
-        )
+            self.encoder, self.memory.store, read, image_size=self.memory.image_size, batch_size=len(read),
+            embed=self.towers.embed_share,
+        )  # fmt: skip
         place = {name: i for i, name in enumerate(read)}
         now_BkE = now_UE[torch.tensor([[place[name] for name in names] for names in ids])]
         return (torch.einsum("be,bke->bk", query_BE, now_BkE) - searched_Bk).abs().mean().item()
@@ -191,7 +192,7 @@ class JointStep:
             query=queries.features,
             document=document,
             query_embedding=queries.embedding,
-            document_embedding=embed_rows(self.encoder, document, self.mesh),
+            document_embedding=embed_all(self.towers, document),
             ids=ids,
             read=torch.tensor([place[name] for names in ids for name in names], dtype=torch.int64),
             positive=positive,
@@ -214,7 +215,7 @@ class JointStep:
         names = [f"query {s.id}" for s in samples] + [f"query {p.id}" for p in pairs]
         image = augment(image, names, seed=train.seed, step=step, strength=train.augment)
         features = self.encoder.features([s.question for s in samples] + [p.text for p in pairs], image, has_image)
-        return _Queries(features, embed_rows(self.encoder, features, self.mesh))
+        return _Queries(features, embed_all(self.towers, features))
 
     def _reader_batch(self, prepared: Prepared, documents: list[Document], queries: _Queries) -> dict[str, Tensor]:
         train, samples = self.config.train, prepared.samples
@@ -262,7 +263,8 @@ class JointStep:
     def gradients(self, prepared: Prepared, pipeline: Pipeline | None) -> Outcome:
         """Phases 1 (loss), 2 and 3: leaves gradients in ``.grad``, summed over all ranks.
 
-        Reader parameters of this rank's stage get the sum over replicas, the retriever's over all ranks.
+        Reader parameters of this rank's stage get the sum over replicas, the retriever's that over all ranks that
+        embed rows for them.
         """
         train_retriever = self.trains_retriever(prepared.step)
         query_QE = prepared.query_embedding.clone().requires_grad_(train_retriever)
@@ -281,7 +283,8 @@ class JointStep:
         if train_retriever:
             total = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
             self.mesh.sum(total)
-            self._backward(prepared, total[0], total[1])
+            self.towers.backward(prepared.query, total[0])
+            self.towers.backward(prepared.document, total[1])
             self.encoder.log_scale.grad = total[2].clone()
         return outcome
 
@@ -303,18 +306,6 @@ class JointStep:
         tokens, right, entropy = sums[len(names) :].tolist()
         outcome.accuracy = right / max(tokens, 1.0)
         outcome.score_entropy = entropy / num
-
-    def _backward(self, prepared: Prepared, query_grad: Tensor, document_grad: Tensor) -> None:
-        """Phase 3: towers with graph, rows dealt out over the ranks, gradients summed over them."""
-        for features, grad in ((prepared.query, query_grad), (prepared.document, document_grad)):
-            mine = self.mesh.rows(grad.shape[0])
-            if mine.numel():
-                torch.autograd.backward(self.encoder(rows(features, mine)), grad[mine])
-        towers = [p for n, p in self.encoder.named_parameters() if p.requires_grad and n != "log_scale"]
-        for parameter in towers:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        self.mesh.sum([p.grad for p in towers if p.grad is not None])
 
     def reference(self, prepared: Prepared, program: BlockProgram | None) -> tuple[float, dict[str, Tensor]]:
         """The slow, obvious twin: one process, one graph, the whole batch. Loss and gradients by name.

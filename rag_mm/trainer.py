@@ -28,10 +28,11 @@ from rag_mm.mesh import Mesh
 from rag_mm.metrics import LiveLine, MetricsWriter, peak_memory_bytes
 from rag_mm.model import build_model
 from rag_mm.optimizer import Optimizer
-from rag_mm.planning import make_plan
+from rag_mm.planning import make_plan, make_towers_plan
 from rag_mm.prepared import replica_share
 from rag_mm.proof import ProofError, prove
 from rag_mm.step import JointStep
+from rag_mm.towers import DealtTowers, PipedTowers, Towers
 
 # What may differ between the parts of one run without changing its numbers.
 CHANGEABLE = ("data.dir", "index.dir", "index.checkpoint", "index.batch_size", "index.keep_versions", "train.threads")
@@ -56,10 +57,11 @@ class Trainer:
             self.dataset.store, self.run_dir / "index", self.mesh, image_size=config.data.image_size,
             batch_size=config.index.batch_size, keep=config.index.keep_versions,
         )  # fmt: skip
+        self.towers = self._make_towers()
         self.joint = JointStep(
             config,
             self.dataset,
-            encoder=self.model.encoder,
+            towers=self.towers,
             collator=self.model.collator,
             memory=self.memory,
             mesh=self.mesh,
@@ -67,7 +69,8 @@ class Trainer:
         self.pipeline = self._make_pipeline()
         self._prove()
         self.pipeline.release_other_stages()
-        self.optimizer = Optimizer(config.train, self.model.encoder, self.pipeline, self.mesh)
+        self.towers.release()
+        self.optimizer = Optimizer(config.train, self.towers, self.pipeline, self.mesh)
         self.step = 0
         self.skipped = 0
 
@@ -87,14 +90,29 @@ class Trainer:
         self._say_plan(plan)
         return Pipeline(self.model.reader, plan, group=self.mesh.pipeline, timeout_s=self.config.parallel.timeout_s)
 
+    def _make_towers(self) -> Towers:
+        """The retriever's towers, dealt out or piped, as ``parallel.towers`` says."""
+        if self.config.parallel.towers == "dealt":
+            return DealtTowers(self.model.encoder, self.mesh)
+        path = self.run_dir / "towers.json"
+        saved = path.read_text() if self.mesh.is_first and self.checkpoints and path.exists() else None
+        text = self.mesh.broadcast(saved)
+        plan = None if text is None else Plan.from_json(text)
+        if plan is None or plan.num_ranks != self.mesh.num_stages:
+            plan = make_towers_plan(self.config, self.model.encoder, self.dataset.store, self.mesh)
+        if self.mesh.is_first:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            path.write_text(plan.to_json())
+        return PipedTowers(self.model.encoder, self.mesh, plan, timeout_s=self.config.parallel.timeout_s)
+
     def _saved_plan(self) -> Plan | None:
         """The plan of the run that is resumed, if it is for this layout: cutting anew could change the last bits."""
         path, parallel = self.run_dir / "plan.json", self.config.parallel
         saved = None
         if self.mesh.is_first and self.checkpoints and path.exists() and not parallel.plan:
             plan = Plan.from_json(path.read_text())
-            if (plan.num_stages, plan.schedule, plan.num_microbatches) == (
-                parallel.pipeline_stages, parallel.schedule, parallel.num_microbatches
+            if (plan.num_ranks, plan.num_stages, plan.schedule, plan.num_microbatches) == (
+                parallel.pipeline_stages, parallel.num_stages, parallel.schedule, parallel.num_microbatches
             ):  # fmt: skip
                 saved = path.read_text()
         text = self.mesh.broadcast(saved)
@@ -129,7 +147,7 @@ class Trainer:
     def _tensors(self) -> dict[str, torch.Tensor]:
         """What this rank reads and writes of a checkpoint, by global name."""
         tensors = {f"reader.{n}": p.detach() for n, p in self.pipeline.parameters_here.items()}
-        tensors |= {f"retriever.{n}": t for n, t in self.model.encoder.state_dict().items()}
+        tensors |= {f"retriever.{n}": t for n, t in self.towers.tensors_here().items()}
         return tensors | checkpoint.optimizer_tensors(self.optimizer.adamw, self.optimizer.names)
 
     def save(self) -> None:
@@ -223,9 +241,7 @@ class Trainer:
             return  # nothing has moved since
         named = {checkpoint.read_state(self.run_dir, s)["index_version"] for s in checkpoint.list_steps(self.run_dir)}
         probe = self.joint.probe(step)
-        self.memory.refresh(
-            self.model.encoder, step=step, probe_BE=probe, k=self.config.retriever.k, named=named - {None}
-        )
+        self.memory.refresh(self.towers, step=step, probe_BE=probe, k=self.config.retriever.k, named=named - {None})
 
     def _say_end(self) -> None:
         for what, count in sorted(self.model.collator.truncated.items()):

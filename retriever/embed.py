@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 import torch
@@ -40,12 +40,19 @@ def embed_documents(
     image_size: int,
     batch_size: int,
     progress: Callable[[int], None] | None = None,
+    embed: Callable[[dict[str, Tensor]], Tensor] | None = None,
 ) -> Tensor:
-    """Embeddings (len(ids), E) of documents; ``progress`` is called with the number done after each batch."""
+    """Embeddings (len(ids), E) of documents.
+
+    Args:
+        progress: called with the number of documents done after each batch.
+        embed: from features to embeddings, where the encoder is not whole on this process.
+    """
+    embed = encoder if embed is None else embed
     parts = [torch.zeros(0, encoder.dim)]
     for start in range(0, len(ids), batch_size):
         documents = store.fetch(ids[start : start + batch_size])
-        parts.append(encoder(document_features(encoder, documents, image_size=image_size)))
+        parts.append(embed(document_features(encoder, documents, image_size=image_size)))
         if progress is not None:
             progress(len(documents))
     return torch.cat(parts)
@@ -58,19 +65,32 @@ def architecture(encoder: DualEncoder, *, image_size: int) -> str:
     return "dual_encoder " + json.dumps({**config, "image_size": image_size}, sort_keys=True)
 
 
+def tensor_hashes(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """A hash of each tensor's bytes."""
+    return {
+        name: hashlib.blake2b(tensor.detach().cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+        for name, tensor in tensors.items()
+    }
+
+
+def combined_hash(hashes: Mapping[str, str]) -> str:
+    """16 hex digits over all weights by name, from each one's hash (which may come from another rank)."""
+    text = "\n".join(f"{name} {hashes[name]}" for name in sorted(hashes))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
 def weights_hash(encoder: DualEncoder) -> str:
     """16 hex digits over all weights by name."""
-    digest = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted(encoder.state_dict().items()):
-        digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    return combined_hash(tensor_hashes(encoder.state_dict()))
 
 
-def make_manifest(encoder: DualEncoder, store: DocumentStore, *, image_size: int) -> Manifest:
-    """What an index of this store by this encoder says of itself."""
+def make_manifest(
+    encoder: DualEncoder, store: DocumentStore, *, image_size: int, weights: str | None = None
+) -> Manifest:
+    """What an index of this store by this encoder says of itself; ``weights`` where the hash is known already."""
     return Manifest(
         encoder=architecture(encoder, image_size=image_size),
-        weights=weights_hash(encoder),
+        weights=weights_hash(encoder) if weights is None else weights,
         store=store.fingerprint,
         num_edits=store.num_edits,
         dim=encoder.dim,

@@ -103,10 +103,14 @@ class DualEncoder(nn.Module):
 
     def forward(self, features: Features) -> Tensor:
         """Embeddings (N, E)."""
-        weight = (0.5 * self.log_weight).exp()
-        text_NE = self.text(features["trigram"], features["trigram_mask"]) * weight[0]
-        image_NE = self.image(features["image"]) * features["has_image"].unsqueeze(1) * weight[1]
-        return torch.cat([text_NE, image_NE], dim=1)
+        text_NE = self.text(features["trigram"], features["trigram_mask"])
+        return self.join(text_NE, self.image(features["image"]), features["has_image"], self.log_weight)
+
+    @staticmethod
+    def join(text_NE: Tensor, image_NE: Tensor, has_image_N: Tensor, log_weight: Tensor) -> Tensor:
+        """Embeddings from the towers' outputs: weighted, side by side, nothing where there is no picture."""
+        weight = (0.5 * log_weight).exp()
+        return torch.cat([text_NE * weight[0], image_NE * has_image_N.unsqueeze(1) * weight[1]], dim=1)
 
     def scale(self) -> Tensor:
         """The contrastive scale, clamped."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -22,11 +22,14 @@ from rag_mm.objectives import ObjectivesConfig
 from rag_mm.prepared import Prepared
 from rag_mm.reader.config import ReaderConfig
 from rag_mm.step import JointStep
+from rag_mm.towers import DealtTowers, PipedTowers, Towers, tower_program
 from retriever.config import RetrieverConfig
 from tests.distributed import run_on_ranks
 
 
-def config(directory: Path, *, stages: int = 1, replicas: int = 1, **train: Any) -> Config:
+def config(
+    directory: Path, *, stages: int = 1, replicas: int = 1, towers: Literal["dealt", "piped"] = "dealt", **train: Any
+) -> Config:
     """Everything on: dropout, a tied embedding, shared documents, all objectives."""
     return Config(
         run_dir=str(directory.parent / "run"),
@@ -38,7 +41,7 @@ def config(directory: Path, *, stages: int = 1, replicas: int = 1, **train: Any)
             **{"steps": 4, "retriever_share": 0.0, "distill_share": 0.0, "batch_size": 8, "pair_batch_size": 6, **train}
         ),
         parallel=ParallelConfig(
-            pipeline_stages=stages, data_replicas=replicas, num_microbatches=4 if stages > 2 else 2
+            pipeline_stages=stages, data_replicas=replicas, num_microbatches=4 if stages > 2 else 2, towers=towers
         ),
     )
 
@@ -49,7 +52,12 @@ def build(settings: Config, run_dir: Path) -> tuple[JointStep, Pipeline]:
     dataset = Dataset(settings.data.dir)
     model = build_model(settings, dataset)
     memory = Memory(dataset.store, run_dir, mesh, image_size=24, batch_size=64, keep=1)
-    joint = JointStep(settings, dataset, encoder=model.encoder, collator=model.collator, memory=memory, mesh=mesh)
+    towers: Towers = DealtTowers(model.encoder, mesh)
+    if settings.parallel.towers == "piped":
+        cuts = list(range(1, mesh.num_stages))
+        plan = Plan.from_cuts(tower_program(model.encoder), cuts, num_microbatches=settings.parallel.num_microbatches)
+        towers = PipedTowers(model.encoder, mesh, plan, timeout_s=60)
+    joint = JointStep(settings, dataset, towers=towers, collator=model.collator, memory=memory, mesh=mesh)
     blocks = len(model.reader.blocks)
     cuts = [blocks * i // mesh.num_stages for i in range(1, mesh.num_stages)]
     plan = Plan.from_cuts(model.reader, cuts, num_microbatches=settings.parallel.num_microbatches)
@@ -72,17 +80,19 @@ def in_float64(joint: JointStep, pipeline: Pipeline, prepared: Prepared) -> None
         prepared.document_embedding = joint.encoder(prepared.document)
 
 
-def gradient_errors(directory: Path, run_dir: Path, stages: int, replicas: int) -> dict[str, Any]:
+def gradient_errors(
+    directory: Path, run_dir: Path, stages: int, replicas: int, towers: Literal["dealt", "piped"] = "dealt"
+) -> dict[str, Any]:
     """Failures of this rank's gradients against the twin, and what was compared."""
-    settings = config(directory, stages=stages, replicas=replicas)
+    settings = config(directory, stages=stages, replicas=replicas, towers=towers)
     joint, pipeline = build(settings, run_dir)
-    joint.memory.refresh(joint.encoder, step=0, probe_BE=None, k=3, named=set())
+    joint.memory.refresh(joint.towers, step=0, probe_BE=None, k=3, named=set())
     prepared = joint.prepare(1)
     in_float64(joint, pipeline, prepared)
     loss, right = joint.reference(prepared, pipeline.program)
     outcome = joint.gradients(prepared, pipeline)
     named = {f"reader.{n}": p for n, p in pipeline.parameters_here.items()}
-    named |= {f"retriever.{n}": p for n, p in joint.encoder.named_parameters()}
+    named |= {f"retriever.{n}": p for n, p in (*joint.towers.sharded.items(), *joint.towers.replicated.items())}
     actual = {n: p.grad for n, p in named.items() if p.grad is not None}
     return {
         "failures": [(f.name, f.error) for f in compare_gradients(right, actual, tolerance=1e-10)],
@@ -113,9 +123,42 @@ def test_any_layout_equals_the_twin(factbook_dir: Path, tmp_path: Path, stages: 
     assert sorted({name for found in ranks for name in found["compared"]}) == ranks[0]["all"]
 
 
+@pytest.mark.parametrize("stages, replicas", [(1, 1), (2, 1), (3, 1), (2, 2)])
+def test_piped_towers_equal_the_twin(factbook_dir: Path, tmp_path: Path, stages: int, replicas: int):
+    arguments = (factbook_dir, tmp_path, stages, replicas, "piped")
+    count = stages * replicas
+    ranks = [gradient_errors(*arguments)] if count == 1 else run_on_ranks(gradient_errors, count, *arguments)  # type: ignore[arg-type]
+    for found in ranks:
+        assert found["failures"] == []
+        assert found["loss"][0] == pytest.approx(found["loss"][1], rel=1e-12)
+    assert sorted({name for found in ranks for name in found["compared"]}) == ranks[0]["all"]
+    for stage in range(stages):  # a stage holds its own part of the towers, and the scale is everybody's
+        here = {name for name in ranks[stage]["compared"] if name.startswith("retriever.")}
+        assert "retriever.log_scale" in here and (stages == 1 or len(here) < 9)
+
+
+def _towers(directory: Path, run_dir: Path, kind: Literal["dealt", "piped"]) -> tuple[torch.Tensor, str, list[str]]:
+    joint, _ = build(config(directory, stages=2, towers=kind), run_dir)
+    joint.towers.release()
+    joint.memory.refresh(joint.towers, step=0, probe_BE=None, k=3, named=set())
+    samples, pairs = joint.samples(0)
+    embedding = joint._queries(samples, pairs, 0).embedding
+    return embedding, joint.towers.weights_hash(), sorted(joint.towers.tensors_here())
+
+
+def test_piped_towers_embed_what_dealt_ones_do(factbook_dir: Path, tmp_path: Path):
+    dealt = run_on_ranks(_towers, 2, factbook_dir, tmp_path / "dealt", "dealt")
+    piped = run_on_ranks(_towers, 2, factbook_dir, tmp_path / "piped", "piped")
+    for one, other in zip(dealt, piped, strict=True):
+        torch.testing.assert_close(one[0], other[0])
+        assert one[1] == other[1]
+    assert sorted({*piped[0][2], *piped[1][2]}) == dealt[0][2]
+    assert len(piped[0][2]) < len(dealt[0][2])
+
+
 def test_a_wrong_document_gradient_is_caught(factbook_dir: Path, tmp_path: Path):
     joint, pipeline = build(config(factbook_dir), tmp_path)
-    joint.memory.refresh(joint.encoder, step=0, probe_BE=None, k=3, named=set())
+    joint.memory.refresh(joint.towers, step=0, probe_BE=None, k=3, named=set())
     prepared = joint.prepare(1)
     _, right = joint.reference(prepared, pipeline.program)
     counts = torch.bincount(prepared.read, minlength=prepared.document_embedding.shape[0])
@@ -133,7 +176,7 @@ def test_a_wrong_document_gradient_is_caught(factbook_dir: Path, tmp_path: Path)
 
 def test_a_bad_sample_of_weight_0_moves_nothing(factbook_dir: Path, tmp_path: Path):
     joint, pipeline = build(config(factbook_dir), tmp_path)
-    joint.memory.refresh(joint.encoder, step=0, probe_BE=None, k=3, named=set())
+    joint.memory.refresh(joint.towers, step=0, probe_BE=None, k=3, named=set())
 
     def gradients(answer: str) -> list[torch.Tensor]:
         whole = joint.samples
@@ -157,7 +200,7 @@ def test_a_bad_sample_of_weight_0_moves_nothing(factbook_dir: Path, tmp_path: Pa
 
 def test_a_step_is_a_pure_function_of_its_number(factbook_dir: Path, tmp_path: Path):
     joint, _ = build(config(factbook_dir), tmp_path)
-    joint.memory.refresh(joint.encoder, step=0, probe_BE=None, k=3, named=set())
+    joint.memory.refresh(joint.towers, step=0, probe_BE=None, k=3, named=set())
     first, other, again = joint.prepare(3), joint.prepare(4), joint.prepare(3)
     assert joint.data_digest(first) == joint.data_digest(again) != joint.data_digest(other)
     assert first.ids == again.ids and torch.equal(first.query["image"], again.query["image"])
