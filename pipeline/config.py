@@ -69,8 +69,8 @@ class ParallelConfig:
         if self.schedule in LOOPED and self.num_microbatches % rounds:
             raise ValueError(
                 f"parallel.num_microbatches is {self.num_microbatches}; {self.schedule} on {self.pipeline_stages} "
-                f"ranks (parallel.pipeline_stages) needs a multiple of {rounds}; a multiple of {self.pipeline_stages} always "
-                "is right"
+                f"ranks (parallel.pipeline_stages) needs a multiple of {rounds}; a multiple of "
+                f"{self.pipeline_stages} always is right"
             )
 
     @property

@@ -1,8 +1,10 @@
 """What each rank computes, in order, under each schedule; pure functions of four numbers.
 
 The orders are those of ``torch.distributed.pipelining`` (a test compares them): GPipe (Huang et al. 2019),
-1F1B (Narayanan et al. 2019) and interleaved 1F1B (Narayanan et al. 2021, with the library's rounds of
-micro-batches where they do not divide by the ranks). Stage s runs on rank ``s % num_ranks``.
+1F1B (Narayanan et al. 2019), interleaved 1F1B (Narayanan et al. 2021, with the library's rounds of
+micro-batches where they do not divide by the ranks) and zero bubble (ZB1P of Qi et al., 2401.10241, of one or more
+stages a rank): its ``backward`` gives the gradient of what was received, ``backward_weight`` that of the parameters.
+Stage s runs on rank ``s % num_ranks``.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from pipeline.plan_file import LOOPED
+
 
 class Action(NamedTuple):
-    """Forward or backward of one micro-batch on one stage."""
+    """``forward``, ``backward`` or ``backward_weight`` of one micro-batch on one stage."""
 
     kind: str
     stage: int
@@ -27,7 +31,7 @@ def rank_order(
     if schedule == "gpipe":
         forwards = [Action("forward", rank, i) for i in range(num_microbatches)]
         return (*forwards, *(Action("backward", rank, i) for i in range(num_microbatches)))
-    chunks = num_stages // num_ranks if schedule == "interleaved" else 1
+    chunks = num_stages // num_ranks
     total = chunks * num_microbatches
     if schedule == "1f1b":
         in_round = num_microbatches
@@ -35,13 +39,17 @@ def rank_order(
         warmup = min(num_ranks - rank, total) - 1
     else:
         in_round = num_microbatches // max(1, num_microbatches // num_ranks)
-        warmup = min((chunks - 1) * in_round + 2 * (num_ranks - 1 - rank), total)
+        distance = (num_ranks - 1 - rank) * (2 if schedule == "interleaved" else 1)
+        warmup = min((chunks - 1) * in_round + distance, total)
     forwards = [_action("forward", op, rank, num_ranks, chunks, in_round) for op in range(total)]
     backwards = [_action("backward", op, rank, num_ranks, chunks, in_round) for op in range(total)]
-    order = forwards[:warmup]
-    for forward, backward in zip(forwards[warmup:], backwards, strict=False):
-        order += [forward, backward]
-    return (*order, *backwards[total - warmup :])
+    weights = [Action("backward_weight", action.stage, action.microbatch) for action in backwards]
+    order, late = forwards[:warmup], rank if schedule == "zero_bubble" else total
+    for op, backward in enumerate(backwards):
+        order += [*forwards[warmup + op : warmup + op + 1], backward]
+        if op >= late:  # the weights' turn comes when the rank would wait otherwise
+            order.append(weights[op - late])
+    return (*order, *(weights[max(0, total - late) :] if schedule == "zero_bubble" else ()))
 
 
 def _action(kind: str, op: int, rank: int, num_ranks: int, chunks: int, in_round: int) -> Action:
@@ -82,11 +90,24 @@ def step_order(*, num_ranks: int, num_stages: int, num_microbatches: int, schedu
 
 def _ready(action: Action, done: set[tuple[str, int, int]], num_stages: int) -> bool:
     kind, stage, microbatch = action
+    if kind == "backward_weight":
+        return ("backward", stage, microbatch) in done
     if kind == "forward":
         return stage == 0 or (kind, stage - 1, microbatch) in done
     if stage == num_stages - 1:
         return ("forward", stage, microbatch) in done
     return (kind, stage + 1, microbatch) in done
+
+
+def change(kind: str, schedule: str) -> int:
+    """By how many micro-batches an action changes what its stage holds."""
+    frees = "backward_weight" if schedule == "zero_bubble" else "backward"
+    return (kind == "forward") - (kind == frees)
+
+
+def is_looped(schedule: str) -> bool:
+    """Whether a rank may run several stages, and only simulation tells the time."""
+    return schedule in LOOPED
 
 
 @lru_cache(maxsize=256)
@@ -104,7 +125,7 @@ def held(
         rank, num_ranks=num_ranks, num_stages=num_stages, num_microbatches=num_microbatches, schedule=schedule
     )
     for action in order:
-        now[action.stage] += 1 if action.kind == "forward" else -1
+        now[action.stage] += change(action.kind, schedule)
         if action.kind == "forward":
             moments.append(tuple(now.values()))
     distinct = list(dict.fromkeys(moments))

@@ -9,9 +9,9 @@ last holder, so the search is done once for each set of groups kept together. Th
 four such groups; beyond, each alone and the largest ones together are tried. A second or so for 400
 blocks on 16 stages and one such set.
 
-Several chunks a rank (``interleaved``): no formula; candidates come from the exact search, equal parts and
-memory, and are improved step by step, each scored by simulation (`pipeline.neighbourhood`). The gap to trying
-everything is in docs/pipeline.md. Small models are tried in full.
+Several chunks a rank (``interleaved``), and ``zero_bubble``: no formula; candidates come from the exact search, equal
+parts and memory, and are improved step by step, each scored by simulation (`pipeline.neighbourhood`). The gap to
+trying everything is in docs/pipeline.md. Small models are tried in full.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipeline.baselines import equal_bounds
 from pipeline.costs import Bounds, Costs, Link
 from pipeline.cut_search import fastest, search, smallest_peak
 from pipeline.neighbourhood import best_bounds
-from pipeline.order import held, step_order
+from pipeline.order import held, is_looped, step_order
 from pipeline.plan_file import Plan, check_schedule
 from pipeline.program import nearest
 from pipeline.recomputation import choose
@@ -85,7 +85,7 @@ def partition(
     """The best plan. ``step_s``, ``bubble`` and ``memory_bytes`` come from simulating it.
 
     Args:
-        num_stages: in all; a multiple of ``num_ranks`` for ``interleaved``.
+        num_stages: in all; a multiple of ``num_ranks`` for ``interleaved`` and ``zero_bubble``.
         num_ranks: of the pipeline (None: one a stage).
         capacity_bytes: most memory a rank may need (None: any).
         pins: blocks that must be the first of their stage.
@@ -187,7 +187,7 @@ def _evaluate(
 ) -> tuple[tuple[float, float], tuple[float, Bounds, tuple[str, ...]]]:
     """(score, (peak memory, bounds, recomputed)) of the best cuts for a choice of recomputed blocks."""
     costs = Costs(task.profile, link=task.link, parameter_copies=task.parameter_copies, recomputed=recomputed)
-    find = _interleaved if task.num_stages > task.num_ranks else _one_chunk
+    find = _simulated if is_looped(task.schedule) else _one_chunk
     score, peak, bounds = find(task, costs)
     return score, (peak, bounds, recomputed)
 
@@ -247,7 +247,7 @@ def _with_ties(task: _Task, costs: Costs, masks: Sequence[np.ndarray]) -> Iterat
         yield fastest(costs.time_s, [mask & whole for mask in masks], task.num_microbatches)
 
 
-def _interleaved(task: _Task, costs: Costs) -> tuple[tuple[float, float], float, Bounds]:
+def _simulated(task: _Task, costs: Costs) -> tuple[tuple[float, float], float, Bounds]:
     order = step_order(
         num_ranks=task.num_ranks,
         num_stages=task.num_stages,
@@ -275,6 +275,7 @@ def _interleaved(task: _Task, costs: Costs) -> tuple[tuple[float, float], float,
             order,
             forward_s=[float(costs.forward_s[a, b]) for a, b in stages],
             backward_s=[float(costs.backward_s[a, b]) for a, b in stages],
+            splits=task.schedule == "zero_bubble",
             send_s=[float(costs.send_s[b]) for _, b in stages],
             return_s=[float(costs.return_s[b]) for _, b in stages],
             num_ranks=task.num_ranks,

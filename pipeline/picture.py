@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline.timeline import Event, from_zero, idle_share, is_send, length
 STAGE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#b8860b", "#7f5fc4", "#5c5c5c")
 IDLE, REDUCE, SENDING = "#ececec", "#333333", "#8a8a8a"
 _FORWARD_TINT = 0.55  # share of white in a forward's colour
+_WEIGHT_SHADE = 0.6  # brightness of the backward of parameters, where it is apart
 _BAR, _SENDING_BAR = 0.74, 0.09
 
 
@@ -66,7 +68,7 @@ def _panel(axes: Any, title: str, events: Sequence[Event], *, num_ranks: int, nu
         if event.kind != "reduce" and took > longest * 1e3 * (0.011 + 0.007 * (len(str(event.microbatch)) - 1)):
             axes.text(
                 start + took / 2, rank, str(event.microbatch), ha="center", va="center", fontsize=8, zorder=4,
-                color="white" if event.kind == "backward" else "#1a1a1a",
+                color="#1a1a1a" if event.kind == "forward" else "white",
             )  # fmt: skip
     axes.set_yticks(range(num_ranks), [_row_name(rank, num_ranks, num_stages) for rank in range(num_ranks)])
     axes.set_ylim(num_ranks - 0.45, -0.5)
@@ -86,6 +88,9 @@ def _colour(event: Event) -> tuple[float, float, float]:
     full = to_rgb(STAGE_COLOURS[event.stage % len(STAGE_COLOURS)])
     if event.kind == "backward":
         return full
+    if event.kind == "backward_weight":
+        dark, green, blue = (c * _WEIGHT_SHADE for c in full)
+        return dark, green, blue
     red, green, blue = (c + (1 - c) * _FORWARD_TINT for c in full)
     return red, green, blue
 
@@ -97,6 +102,8 @@ def _legend(shown: Mapping[str, Sequence[Event]], *, num_stages: int) -> list[Pa
     grey = Event("forward", STAGE_COLOURS.index("#5c5c5c"), 0, 0.0, 0.0)
     handles.append(Patch(color=_colour(grey), label="forward (light)"))
     handles.append(Patch(color=STAGE_COLOURS[-1], label="backward (dark)"))
+    if "backward_weight" in kinds:
+        handles.append(Patch(color=_colour(replace(grey, kind="backward_weight")), label="of parameters (darker)"))
     if "reduce" in kinds:
         handles.append(Patch(color=REDUCE, label="tied parameters"))
     if kinds & {"send", "send_gradient"}:

@@ -3,6 +3,9 @@
 Sending overlaps with computing, and a link carries one message a direction at a time. That is kinder
 than the partition's formula (which adds sending to the stage) and closer to what the library does. After the
 last backward, parameters that several ranks hold are all-reduced (`reduce`), by all ranks together.
+
+Under ``zero_bubble`` a backward is two parts, for what was received and for the parameters. The trace does not tell
+them apart; half each is assumed, and all of it for the parameters on the first stage, which received nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from pipeline.costs import Bounds, Costs, Link, StageCost
-from pipeline.order import Action, held, step_order
+from pipeline.order import Action, change, held, step_order
 from pipeline.plan_file import Plan, StagePlan
 from pipeline.program import nearest
-from pipeline.timeline import Event, write_perfetto
+from pipeline.timeline import Event, is_computing, write_perfetto
 from pipeline.trace import Profile
 
 __all__ = ["Event", "Simulation", "predicted", "simulate"]
@@ -81,6 +84,7 @@ def simulate(profile: Profile, plan: Plan, *, link: Link | None = None, paramete
         order,
         forward_s=[s.forward_s for s in stages],
         backward_s=[s.backward_s for s in stages],
+        splits=plan.schedule == "zero_bubble",
         send_s=[costs.link.seconds(stage.send_bytes) for stage in stages],
         return_s=[costs.link.seconds(stage.return_bytes) for stage in stages],
         num_ranks=plan.num_ranks,
@@ -90,12 +94,12 @@ def simulate(profile: Profile, plan: Plan, *, link: Link | None = None, paramete
     if reduce_s:
         events += [Event("reduce", rank, 0, ended, ended + reduce_s) for rank in range(plan.num_ranks)]
     step_s = ended + reduce_s
-    busy = sum(e.end_s - e.start_s for e in events if e.kind in ("forward", "backward"))
+    busy = sum(e.end_s - e.start_s for e in events if is_computing(e))
     return Simulation(
         step_s=step_s,
         bubble=1.0 - busy / (plan.num_ranks * step_s) if step_s else 0.0,
         peak_memory_bytes=tuple(
-            _peak(events, {s: cost.flight_bytes}) + cost.static_bytes for s, cost in enumerate(stages)
+            _peak(events, {s: cost.flight_bytes}, plan.schedule) + cost.static_bytes for s, cost in enumerate(stages)
         ),
         rank_memory_bytes=tuple(_rank_peak(rank, plan, costs, stages, events) for rank in range(plan.num_ranks)),
         link_bytes=tuple(plan.num_microbatches * (cost.send_bytes + cost.return_bytes) for cost in stages),
@@ -138,15 +142,23 @@ def play(
     send_s: Sequence[float],
     return_s: Sequence[float],
     num_ranks: int,
+    splits: bool = False,
     events: list[Event] | None = None,
 ) -> float:
     """When the last rank is done, for stages with these times; ``events`` is filled if given.
 
     Args:
         order: of all ranks (`pipeline.order.step_order`).
+        splits: the backward is two parts (``zero_bubble``).
         send_s, return_s: of one message over the cut behind each stage, and of its gradient back.
     """
     last = len(forward_s) - 1
+    weight_s = [b / 2 if stage else b for stage, b in enumerate(backward_s)] if splits else [0.0] * (last + 1)
+    durations = {
+        "forward": forward_s,
+        "backward": [whole - weight for whole, weight in zip(backward_s, weight_s, strict=True)],
+        "backward_weight": weight_s,
+    }
     free = [0.0] * num_ranks
     link_free = [[0.0] * num_ranks for _ in range(num_ranks)]
     arrived: dict[tuple[bool, int, int], float] = {}
@@ -157,9 +169,11 @@ def play(
         came = arrived.get((forward, stage, i), 0.0)
         if came > start:
             start = came
-        free[rank] = end = start + (forward_s[stage] if forward else backward_s[stage])
+        free[rank] = end = start + durations[kind][stage]
         if events is not None:
             events.append(Event(kind, stage, i, start, end))
+        if kind == "backward_weight":
+            continue
         if forward and stage == last:
             arrived[False, stage, i] = end
         elif forward or stage:
@@ -175,12 +189,12 @@ def play(
     return max(free)
 
 
-def _peak(events: Sequence[Event], flight_bytes: dict[int, int]) -> int:
+def _peak(events: Sequence[Event], flight_bytes: dict[int, int], schedule: str) -> int:
     """Most bytes of activations that these stages, all of one rank, hold at once; ``events`` in the rank's order."""
     now = peak = 0
     for event in events:
-        if event.stage in flight_bytes and event.kind in ("forward", "backward"):
-            now += flight_bytes[event.stage] if event.kind == "forward" else -flight_bytes[event.stage]
+        if event.stage in flight_bytes:
+            now += flight_bytes[event.stage] * change(event.kind, schedule)
             peak = max(peak, now)
     return peak
 
@@ -188,7 +202,7 @@ def _peak(events: Sequence[Event], flight_bytes: dict[int, int]) -> int:
 def _rank_peak(rank: int, plan: Plan, costs: Costs, stages: Sequence[StageCost], events: Sequence[Event]) -> int:
     mine, bounds = plan.stages_of(rank), plan.bounds()
     static = costs.parameter_memory([bounds[s] for s in mine]) + sum(stages[s].buffer_bytes for s in mine)
-    return static + _peak(events, {s: stages[s].flight_bytes for s in mine})
+    return static + _peak(events, {s: stages[s].flight_bytes for s in mine}, plan.schedule)
 
 
 def rank_memory(

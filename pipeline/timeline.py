@@ -1,7 +1,8 @@
 """Events of a step, predicted or measured, and the trace file that shows them.
 
-Kinds: ``forward`` and ``backward`` (computed by ``stage``), ``send`` and ``send_gradient`` (from ``stage``), and
-``reduce`` (tied parameters over all ranks; ``stage`` is the rank's first). Stage s is on rank ``s % num_ranks``.
+Kinds: ``forward``, ``backward`` and ``backward_weight`` (computed by ``stage``), ``send`` and ``send_gradient``
+(from ``stage``), and ``reduce`` (tied parameters over all ranks; ``stage`` is the rank's first). Stage s is on rank
+``s % num_ranks``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ def is_send(event: Event) -> bool:
     return event.kind.startswith("send")
 
 
+def is_computing(event: Event) -> bool:
+    return event.kind in ("forward", "backward", "backward_weight")
+
+
 def from_zero(events: Sequence[Event]) -> list[Event]:
     """The same events, the first one starting at 0."""
     start = min((e.start_s for e in events), default=0.0)
@@ -41,7 +46,7 @@ def length(events: Sequence[Event]) -> float:
 
 def idle_share(events: Sequence[Event], *, num_ranks: int) -> float:
     """Share of all ranks' time in which nothing is computed."""
-    busy = sum(e.end_s - e.start_s for e in events if e.kind in ("forward", "backward"))
+    busy = sum(e.end_s - e.start_s for e in events if is_computing(e))
     whole = num_ranks * length(events)
     return 1.0 - busy / whole if whole else 0.0
 

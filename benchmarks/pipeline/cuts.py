@@ -9,6 +9,7 @@ does; the simulated one says what ranks with a core each would do.
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from typing import Any
 
 from benchmarks.pipeline.measuring import busy_profile, in_turn, machine, measured_link, median_ratio, options, report
@@ -42,7 +43,7 @@ def on_rank(num_ranks: int, rounds: int) -> list[dict[str, Any]]:
         pipeline.step(batch, seed=0, step=1)
         program.zero_grad(set_to_none=True)
 
-    times = in_turn({name: lambda p=p: step(p) for name, p in pipelines.items()}, rounds=rounds)
+    times = in_turn({name: partial(step, pipeline) for name, pipeline in pipelines.items()}, rounds=rounds)
     predicted = {name: simulate(profile, plan, link=link).step_s for name, plan in plans.items()}
     return [
         {

@@ -22,7 +22,7 @@ from pipeline import BlockProgram, Pipeline, Plan, partition
 from pipeline.program import Block
 from tests.distributed import run_on_ranks
 
-RANKS, MICROBATCHES, SAMPLES, LAYERS, WIDTH, LENGTH = 2, 8, 16, 8, 192, 64
+RANKS, MICROBATCHES, SAMPLES, LAYERS, WIDTH, LENGTH = 2, 8, 32, 8, 256, 96
 CHUNKS = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
 
 

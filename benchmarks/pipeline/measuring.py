@@ -34,12 +34,14 @@ from pipeline.program import BlockProgram
 RESULTS = Path(__file__).parent / "results"
 
 
-def options(name: str, description: str) -> argparse.Namespace:
-    """``--rounds``, ``--out`` and ``--note`` of a benchmark."""
+def options(name: str, description: str, *, pictures: bool = False) -> argparse.Namespace:
+    """``--rounds``, ``--out`` and ``--note`` of a benchmark; ``--pictures`` of one that draws."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.pipeline.{name}", description=description)
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each case (default 9)")
     parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="where the results go")
     parser.add_argument("--note", default="", help="kept with the results, such as 'preliminary'")
+    if pictures:
+        parser.add_argument("--pictures", type=Path, help="folder for pictures of predicted and measured steps")
     given = parser.parse_args()
     if given.rounds < 1:
         parser.error(f"--rounds is {given.rounds}; it must be at least 1")

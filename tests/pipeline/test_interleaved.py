@@ -10,12 +10,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 
 from pipeline import Plan, Profile, partition, simulate
-from pipeline.costs import Link
+from pipeline.costs import Costs, Link
 from pipeline.order import rank_order
 from pipeline.plan_file import StagePlan
+from pipeline.simulate import rank_memory
 from tests.pipeline.profiles import block_profile, random_profile, recomputed_sets, slow_stages, slow_tie_seconds
 
 LAYOUTS = [(r, c, m) for r in range(1, 5) for c in (1, 2, 3) for m in range(1, 11) if m % max(1, m // r) == 0]
@@ -45,20 +51,24 @@ class FakeStage(SimpleNamespace):
         return lambda *args, **kwargs: None
 
 
-def test_interleaved_order_is_the_library_s() -> None:
-    kinds = {"FORWARD": "forward", "FULL_BACKWARD": "backward"}
+@pytest.mark.parametrize(
+    ("name", "library"), [("interleaved", ScheduleInterleaved1F1B), ("zero_bubble", ScheduleInterleavedZeroBubble)]
+)
+def test_looped_orders_are_the_library_s(name: str, library: Any) -> None:
+    kinds = {
+        "FORWARD": "forward", "FULL_BACKWARD": "backward", "BACKWARD_INPUT": "backward",
+        "BACKWARD_WEIGHT": "backward_weight",
+    }  # fmt: skip
     for ranks, chunks, count in LAYOUTS:
         stages: list[Any] = [FakeStage(c * ranks, chunks * ranks, ranks) for c in range(chunks)]
-        schedule = ScheduleInterleaved1F1B(stages, count, scale_grads=False)
+        schedule = library(stages, count, scale_grads=False)
         for rank in range(ranks):
             theirs = [
                 (kinds[a.computation_type.name], a.stage_index, a.microbatch_index)
                 for a in schedule.pipeline_order[rank]
                 if a is not None and a.computation_type.name in kinds
             ]
-            ours = rank_order(
-                rank, num_ranks=ranks, num_stages=ranks * chunks, num_microbatches=count, schedule="interleaved"
-            )
+            ours = rank_order(rank, num_ranks=ranks, num_stages=ranks * chunks, num_microbatches=count, schedule=name)
             assert [tuple(action) for action in ours] == theirs
 
 
@@ -76,7 +86,7 @@ def test_orders_of_one_stage_a_rank_are_what_the_library_runs(name: str, library
             assert [tuple(action) for action in ours] == stage.order
 
 
-def slow_step(plan: Plan, costs: list[tuple[float, float]]) -> float:
+def slow_step(plan: Plan, costs: list[dict[str, float]]) -> float:
     """Longest path through what a rank does in its order and what waits for whom; sending takes no time."""
     before: dict[tuple[str, int, int], tuple[str, int, int]] = {}
     for rank in range(plan.num_ranks):
@@ -96,22 +106,28 @@ def slow_step(plan: Plan, costs: list[tuple[float, float]]) -> float:
             waits = [end(*before[key])] if key in before else []
             if kind == "forward" and stage:
                 waits.append(end(kind, stage - 1, i))
+            if kind == "backward_weight":
+                waits.append(end("backward", stage, i))
             if kind == "backward":
                 last = stage == plan.num_stages - 1
                 waits.append(end("forward", stage, i) if last else end(kind, stage + 1, i))
-            ends[key] = max(waits, default=0.0) + costs[stage][kind == "backward"]
+            ends[key] = max(waits, default=0.0) + costs[stage][kind]
         return ends[key]
 
-    return max(end("backward", s, i) for s in range(plan.num_stages) for i in range(plan.num_microbatches))
+    return max(end(*action) for action in set(before) | set(before.values()))
 
 
-def test_the_simulation_is_the_longest_path() -> None:
+@pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
+def test_the_simulation_is_the_longest_path(schedule: str) -> None:
     rng = random.Random(4)
     for ranks, chunks, count in LAYOUTS:
         profile = random_profile(ranks * chunks, count, rng)
         stages = tuple(StagePlan((b.name,)) for b in profile.blocks)
-        plan = Plan(stages, "interleaved", count, num_ranks=ranks)
-        times = [(b.forward_s, b.backward_s) for b in profile.blocks]
+        plan = Plan(stages, schedule, count, num_ranks=ranks)
+        times = []
+        for s, b in enumerate(profile.blocks):
+            weights = (b.backward_s / 2 if s else b.backward_s) if schedule == "zero_bubble" else 0.0
+            times.append({"forward": b.forward_s, "backward": b.backward_s - weights, "backward_weight": weights})
         assert simulate(profile, plan).step_s == pytest.approx(slow_step(plan, times), rel=1e-12)
 
 
@@ -127,6 +143,19 @@ def test_equal_chunks_have_the_bubble_of_the_paper() -> None:
         # Rank 0 warms up with (C - 1) R + 2 (R - 1) forwards and does one more before its first backward.
         most = min((chunks - 1) * ranks + 2 * (ranks - 1) + 1, chunks * count)
         assert simulate(profile, plan).rank_memory_bytes[0] == 10 * most
+
+
+def test_zero_bubble_holds_until_the_weights_and_waits_less() -> None:
+    """Three ranks of equal stages, forward 1, both halves of the backward 1: ZB1P, less than 1F1B's 3 (8 + 2) s."""
+    blocks = tuple(block_profile(f"b.{i}", activation_bytes=10) for i in range(3))
+    profile = Profile(blocks, (0,) * 3, 8, 8)
+    plan = partition(profile, num_stages=3, schedule="zero_bubble", num_microbatches=8)
+    run = simulate(profile, plan)
+    assert 24 + 2 <= run.step_s < 30 and run.bubble < 2 / 10
+    assert run.rank_memory_bytes == rank_memory(
+        Costs(profile), (0, 1, 2, 3), num_ranks=3, num_microbatches=8, schedule="zero_bubble"
+    )
+    assert all(peak >= 10 * 3 for peak in run.rank_memory_bytes)  # as much as 1F1B's first rank, on all of them
 
 
 def test_a_tie_between_chunks_of_one_rank_counts_once_and_is_not_reduced() -> None:
