@@ -64,7 +64,7 @@ def trace(
 
     Changes no gradient and no buffer. With ``lineage``, each block's cross-sample dependencies are
     found by experiment (see `pipeline.lineage`) on the first ``lineage_samples`` of the batch, or all of it; the
-    experiment costs samples * log(samples) forward and backward passes' worth, and few samples can miss what
+    experiment costs 24 log2(samples) forwards and 10 log2(samples) backwards, and few samples can miss what
     only a full batch shows (a capacity that is reached). Without ``lineage`` every block is ``"unknown"``.
 
     Args:
