@@ -9,8 +9,8 @@ disturbed as well. Then the gradients (`pipeline.gradient_mixing`): of the untou
 reach the other side, and none may depend on it. Last, each half of the batch alone must give what it gives
 within the batch, which shows what depends on the number of samples.
 
-It costs some 24 log2(B) forwards and 10 log2(B) backwards of the block on the whole batch, once. It can miss mixing that
-none of these disturbances triggers: the gradient comparison of `pipeline.verify` is the proof.
+It costs some 24 log2(B) forwards and 10 log2(B) backwards of the block on the whole batch, once. It can miss
+mixing that none of these disturbances triggers: the gradient comparison of `pipeline.verify` is the proof.
 """
 
 from __future__ import annotations
