@@ -125,17 +125,17 @@ def pairs(*, decoder_padding: bool, fid: bool) -> dict[str, Tensor]:
     return {**tokens(), **decoder}
 
 
-def _outputs(model: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def model_outputs(model: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     result = model(**batch)
     names = ("logits", "last_hidden_state", "pooler_output")
     return {name: result[name] for name in names if result.get(name) is not None}
 
 
-def _fused(model: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def fused_outputs(model: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Fusion in decoder with nothing but the model's own forward."""
     rows = batch["decoder_input_ids"].shape[0]
     states = model.encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
-    return _outputs(
+    return model_outputs(
         model,
         {
             "encoder_outputs": BaseModelOutput(last_hidden_state=states.reshape(rows, -1, states.shape[-1])),
@@ -158,7 +158,7 @@ class Case:
     make: Callable[[], Any]
     batch: Callable[[], dict[str, Tensor]]
     options: dict[str, Any] = field(default_factory=dict)
-    outputs: Callable[[Any, Mapping[str, Tensor]], dict[str, Tensor]] = _outputs
+    outputs: Callable[[Any, Mapping[str, Tensor]], dict[str, Tensor]] = model_outputs
 
     def __str__(self) -> str:
         return self.name
@@ -225,10 +225,10 @@ def _cases() -> list[Case]:
             "t5-gated", lambda: t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
             lambda: pairs(decoder_padding=True, fid=False), {"decoder_padding": True},
         ),
-        Case("fid", t5, lambda: pairs(decoder_padding=False, fid=True), {"fid": True}, _fused),
+        Case("fid", t5, lambda: pairs(decoder_padding=False, fid=True), {"fid": True}, fused_outputs),
         Case(
             "fid-padded", t5, lambda: pairs(decoder_padding=True, fid=True), {"fid": True, "decoder_padding": True},
-            _fused,
+            fused_outputs,
         ),
         Case("clip", clip, lambda: {"image": images(), "text": ids(mask())}, both, _features),
         Case(

@@ -1,4 +1,4 @@
-"""Dropout of public models made keyed: the same masks however the batch is split and the program cut."""
+"""Dropout of public models: where the model has it, and once keyed the same however batch and program are cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,20 @@ from torch import Tensor
 from pipeline import keyed
 from pipeline.adapters import program_of
 from pipeline.keyed_modules import make_keyed
-from tests.pipeline.adapters.models import bert, drawn, gpt2, images, in_stages, llama, pairs, t5, tokens, vit
+from tests.pipeline.adapters.models import (
+    bert,
+    drawn,
+    fused_outputs,
+    gpt2,
+    images,
+    in_stages,
+    llama,
+    model_outputs,
+    pairs,
+    t5,
+    tokens,
+    vit,
+)
 
 CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], Callable[[], dict[str, Tensor]]]] = {
     "bert": (lambda: bert(dropout=0.2), {}, tokens),
@@ -21,6 +34,21 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], Callable[[], dict[str,
     "gpt2": (lambda: gpt2(dropout=0.2), {}, tokens),
     "fid": (lambda: t5(dropout=0.2), {"fid": True}, lambda: pairs(decoder_padding=False, fid=True)),
 }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dropout_is_where_the_model_has_it(name: str) -> None:
+    """A program draws in the order of the model, so generator state gives both the same masks."""
+    make, options, make_batch = CASES[name]
+    model, batch = drawn(make()), make_batch()
+    program = program_of(model, **options)
+    outputs = fused_outputs if "fid" in options else model_outputs
+    torch.manual_seed(0)
+    right = outputs(model, batch)
+    torch.manual_seed(0)
+    found = program(batch)
+    for output in right:
+        torch.testing.assert_close(found[output], right[output], rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("program_first", [False, True], ids=["model-keyed", "program-keyed"])

@@ -40,6 +40,7 @@ def test_halves_of_the_batch_give_halves_of_the_outputs(case: Case) -> None:
     model, batch = drawn(case.make()), case.batch()
     program = case.program(model)
     whole, num_parts = program(batch), 3
+    assert {tensor.shape[0] for tensor in whole.values()} == {program.num_samples(batch)}
     parts = [program(program.microbatch(batch, i, num_parts)) for i in range(num_parts)]
     for name in whole:
         torch.testing.assert_close(torch.cat([part[name] for part in parts]), whole[name], rtol=0, atol=1e-11)
