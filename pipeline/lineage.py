@@ -97,7 +97,7 @@ def classify(program: BlockProgram, block: Block, env: Mapping[str, Tensor], *, 
                 )
             reason = mixes_in_backward(experiment, touched, untouched)
             if reason:
-                return Lineage("batch", stateful, f"{_own(block)}: {reason}")
+                return Lineage("batch", stateful, reason)
     reason = _differs_in_halves(experiment)
     if reason:
         return Lineage("batch", stateful, f"{_own(block)}: {reason}")

@@ -49,6 +49,36 @@ def mixing_site(block_name: str, module: nn.Module, run: Callable[[bool], object
     return f"{where}, in {operation}" if operation else where
 
 
+def backward_site(block_name: str, module: nn.Module, run: Callable[[bool], object], untouched: Tensor, n: int) -> str:
+    """The same for a backward: the first submodule that gets equal gradients and gives different ones.
+
+    The block itself where hooks on its submodules are not possible (work in place on what they return).
+    """
+    try:
+        plain, disturbed = (_backward_calls(block_name, module, partial(run, which)) for which in (False, True))
+    except RuntimeError:
+        plain, disturbed = [], []
+    return _first(plain, disturbed, untouched, n) or f"{block_name} ({type(module).__name__})"
+
+
+def _backward_calls(block_name: str, module: nn.Module, run: Callable[[], object]) -> list[_Call]:
+    calls: list[_Call] = []
+
+    def leave(name: str) -> Callable[..., None]:
+        path = f"{block_name}.{name}" if name else block_name
+        return lambda part, given, received: calls.append(
+            _Call(f"{path} ({type(part).__name__})", _tensors(received), _tensors(given))
+        )
+
+    handles = [part.register_full_backward_hook(leave(name)) for name, part in module.named_modules()]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
 def _first(plain: list[_Call], disturbed: list[_Call], untouched: Tensor, n: int) -> str:
     for old, new in zip(plain, disturbed, strict=False):
         if old.what != new.what:
