@@ -67,17 +67,34 @@ def test_a_run_explains_itself(undisturbed: tuple[Path, list[dict[str, Any]]]):
     assert last["index_version"] == 18 and checkpoint.list_steps(run) == [18, 20]
 
 
-def test_two_stages_follow_one(factbook_dir: Path, tmp_path: Path, undisturbed: tuple[Path, list[dict[str, Any]]]):
+@pytest.mark.parametrize(
+    ("options", "num_stages"),
+    [
+        ((), 2),
+        (("--parallel.towers", "piped"), 2),
+        (("--parallel.schedule", "interleaved", "--parallel.chunks", "2"), 4),
+    ],
+    ids=["1f1b", "piped-towers", "interleaved"],
+)
+def test_two_ranks_follow_one(
+    factbook_dir: Path,
+    tmp_path: Path,
+    undisturbed: tuple[Path, list[dict[str, Any]]],
+    options: tuple[str, ...],
+    num_stages: int,
+):
     """The promise of the whole framework, on a trajectory: 20 steps, within 1e-4."""
-    one, two = (
-        undisturbed[1],
-        train(factbook_dir, tmp_path, "--train.steps", "20", "--parallel.pipeline_stages", "2"),
-    )
+    ranks = ("--parallel.pipeline_stages", "2", *options)
+    one, two = undisturbed[1], train(factbook_dir, tmp_path, "--train.steps", "20", *ranks)
     for a, b in zip(one, two, strict=True):
         assert (a["data_digest"], a["retrieved_digest"]) == (b["data_digest"], b["retrieved_digest"])
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-3)
-    assert len(json.loads((tmp_path / "plan.json").read_text())["stages"]) == 2
+    assert len(json.loads((tmp_path / "plan.json").read_text())["stages"]) == num_stages
+    if "piped" in options:  # and what it wrote is read by a run that deals the towers out
+        (tmp_path / "checkpoints" / "step-20").rename(tmp_path / "aside")
+        resumed = train(factbook_dir, tmp_path, "--train.steps", "20")
+        assert resumed[-1]["loss"] == pytest.approx(one[-1]["loss"], rel=1e-4)
 
 
 def test_killed_and_resumed_is_the_same_run_bit_for_bit(
