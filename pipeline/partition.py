@@ -275,6 +275,7 @@ def _simulated(task: _Task, costs: Costs) -> tuple[tuple[float, float], float, B
             order,
             forward_s=[float(costs.forward_s[a, b]) for a, b in stages],
             backward_s=[float(costs.backward_s[a, b]) for a, b in stages],
+            overlaps=True,
             splits=task.schedule == "zero_bubble",
             send_s=[float(costs.send_s[b]) for _, b in stages],
             return_s=[float(costs.return_s[b]) for _, b in stages],

@@ -1,8 +1,9 @@
 """A step played through, event by event: when each rank computes, waits and sends, and what it holds.
 
-Sending overlaps with computing, and a link carries one message a direction at a time. That is kinder
-than the partition's formula (which adds sending to the stage) and closer to what the library does. After the
-last backward, parameters that several ranks hold are all-reduced (`reduce`), by all ranks together.
+Under ``gpipe`` and ``1f1b`` the library asks for a message when it needs it and waits, so a message takes the
+receiver's time, as in the partition's formula. The looped schedules ask ahead: there, sending overlaps with computing.
+A link carries one message a direction at a time. After the last backward, parameters that several ranks hold are
+all-reduced (`reduce`), by all ranks together.
 
 Under ``zero_bubble`` a backward is two parts, for what was received and for the parameters. The trace does not tell
 them apart; half each is assumed, and all of it for the parameters on the first stage, which received nothing.
@@ -16,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from pipeline.costs import Bounds, Costs, Link, StageCost
-from pipeline.order import Action, change, held, step_order
+from pipeline.order import Action, change, held, is_looped, step_order
 from pipeline.plan_file import Plan, StagePlan
 from pipeline.program import nearest
 from pipeline.timeline import Event, is_computing, write_perfetto
@@ -84,6 +85,7 @@ def simulate(profile: Profile, plan: Plan, *, link: Link | None = None, paramete
         order,
         forward_s=[s.forward_s for s in stages],
         backward_s=[s.backward_s for s in stages],
+        overlaps=is_looped(plan.schedule),
         splits=plan.schedule == "zero_bubble",
         send_s=[costs.link.seconds(stage.send_bytes) for stage in stages],
         return_s=[costs.link.seconds(stage.return_bytes) for stage in stages],
@@ -142,6 +144,7 @@ def play(
     send_s: Sequence[float],
     return_s: Sequence[float],
     num_ranks: int,
+    overlaps: bool,
     splits: bool = False,
     events: list[Event] | None = None,
 ) -> float:
@@ -149,6 +152,7 @@ def play(
 
     Args:
         order: of all ranks (`pipeline.order.step_order`).
+        overlaps: sending takes no rank's time.
         splits: the backward is two parts (``zero_bubble``).
         send_s, return_s: of one message over the cut behind each stage, and of its gradient back.
     """
@@ -161,32 +165,49 @@ def play(
     }
     free = [0.0] * num_ranks
     link_free = [[0.0] * num_ranks for _ in range(num_ranks)]
-    arrived: dict[tuple[bool, int, int], float] = {}
+    came: dict[tuple[bool, int, int], tuple[float, float]] = {}  # when it is there or can be sent, and time to send
     for kind, stage, i in order:
         rank = stage % num_ranks
         forward = kind == "forward"
-        start = free[rank]
-        came = arrived.get((forward, stage, i), 0.0)
-        if came > start:
-            start = came
+        ready, seconds = (0.0, 0.0) if kind == "backward_weight" else came.get((forward, stage, i), (0.0, 0.0))
+        start = max(free[rank], ready)
+        if seconds:  # waited for by the receiver
+            source = stage - 1 if forward else stage + 1
+            start = _send(source, stage, i, start, seconds, link_free, events)
         free[rank] = end = start + durations[kind][stage]
         if events is not None:
             events.append(Event(kind, stage, i, start, end))
         if kind == "backward_weight":
             continue
         if forward and stage == last:
-            arrived[False, stage, i] = end
+            came[False, stage, i] = end, 0.0
         elif forward or stage:
             target = stage + 1 if forward else stage - 1
-            seconds = send_s[stage] if forward else return_s[target]
-            if seconds and num_ranks > 1:
-                line, to = link_free[rank], target % num_ranks
-                begin = max(end, line[to])
-                line[to] = end = begin + seconds
-                if events is not None:
-                    events.append(Event("send" if forward else "send_gradient", stage, i, begin, end))
-            arrived[forward, target, i] = end
+            seconds = (send_s[stage] if forward else return_s[target]) if num_ranks > 1 else 0.0
+            if seconds and overlaps:
+                end, seconds = _send(stage, target, i, end, seconds, link_free, events), 0.0
+            came[forward, target, i] = end, seconds
     return max(free)
+
+
+def _send(
+    source: int,
+    target: int,
+    microbatch: int,
+    ready: float,
+    seconds: float,
+    link_free: list[list[float]],
+    events: list[Event] | None,
+) -> float:
+    """When a message that can go at ``ready`` has arrived."""
+    num_ranks = len(link_free)
+    line, to = link_free[source % num_ranks], target % num_ranks
+    begin = max(ready, line[to])
+    line[to] = begin + seconds
+    if events is not None:
+        kind = "send" if target > source else "send_gradient"
+        events.append(Event(kind, source, microbatch, begin, line[to]))
+    return line[to]
 
 
 def _peak(events: Sequence[Event], flight_bytes: dict[int, int], schedule: str) -> int:

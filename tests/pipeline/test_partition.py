@@ -158,6 +158,21 @@ def test_mistakes() -> None:
             partition(profile, num_stages=2, schedule="gpipe", num_microbatches=4, capacity_bytes=capacity)
 
 
+def test_messages_are_waited_for_or_overlap() -> None:
+    """Two stages, forward 1 s, backward 2 s, sending .5 s, two micro-batches, counted by hand.
+
+    gpipe: stage 1 computes from 1.5 to 2.5 and 3 to 4, then back 4 to 8; stage 0 then 6.5 to 8.5 and 9 to 11. The
+    looped order is F0 F1 B0 B1 on rank 0 and F0 B0 F1 B1 on rank 1: 1.5 to 4.5 and 4.5 to 7.5 there, then 8 to 10.
+    """
+    profile = Profile((block_profile("b.0"), block_profile("b.1")), (50, 0), 2, 2)
+    for schedule, step_s in (("gpipe", 11.0), ("interleaved", 10.0)):
+        plan = partition(profile, num_stages=2, schedule=schedule, num_microbatches=2, link_bytes_per_s=100.0)
+        assert plan.step_s == pytest.approx(step_s)
+        run = simulate(profile, plan, link=Link(0.0, 100.0))
+        assert run.link_bytes == (2 * 100, 0)
+        assert sum(e.kind == "send" for e in run.events) == sum(e.kind == "send_gradient" for e in run.events) == 2
+
+
 def test_blocks_that_hold_parts_of_one_memory_stay_on_one_stage() -> None:
     profile = random_profile(6, 4, random.Random(3))
     parts = [replace(b, partial_ties={"b.1.w": 8}) if i in (1, 3) else b for i, b in enumerate(profile.blocks)]
