@@ -33,7 +33,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 POOL_RANKS = 4
-_PRELOAD = ["torch", "torch.distributed.pipelining", "torch._subclasses.fake_tensor", "sympy"]
+# Not the project's own packages: the server could find another copy of them than the test does.
+_PRELOAD = [
+    "torch", "torch.distributed.pipelining", "torch.distributed.checkpoint", "torch._subclasses.fake_tensor", "sympy",
+    "pytest", "rich.console", "PIL.Image", "transformers.tokenization_utils_tokenizers",
+]  # fmt: skip
 _GRACE_S = 0.5  # for other ranks' reports once one has failed
 
 
