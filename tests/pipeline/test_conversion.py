@@ -60,6 +60,7 @@ def test_frozen_is_the_original_in_eval_mode(kind: type[nn.Module]) -> None:
 
 def test_group_norm_normalises_each_group_of_a_sample() -> None:
     norm = batch_norm_to_group_norm(nn.BatchNorm2d(12), num_groups=8)  # gcd(8, 12) = 4 groups of 3 channels
+    assert norm.num_groups == 4
     y = norm(torch.randn(5, 12, 4, 4) * 3 + 1).view(5, 4, -1)
     torch.testing.assert_close(y.mean(-1), torch.zeros(5, 4), atol=1e-5, rtol=0)
     torch.testing.assert_close(y.var(-1, unbiased=False), torch.ones(5, 4), atol=1e-4, rtol=0)

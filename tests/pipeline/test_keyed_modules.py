@@ -259,6 +259,21 @@ def test_multihead_attention_is_torchs_apart_from_the_mask(
         torch.testing.assert_close(here, right, rtol=1e-11, atol=1e-11)
 
 
+def test_functional_multihead_attention_takes_boolean_masks() -> None:
+    m = nn.MultiheadAttention(E, H).double()
+    q, kv = torch.randn(4, 3, E).double(), torch.randn(5, 3, E).double()
+    masks = {
+        "key_padding_mask": torch.tensor([[False] * 5, [False] * 4 + [True], [True] + [False] * 4]),
+        "attn_mask": torch.zeros(4, 5, dtype=torch.bool).index_fill(1, torch.tensor([2]), True),
+    }
+
+    def attend(p: float) -> Tensor:
+        projections = (m.in_proj_weight, m.in_proj_bias, None, None, False, p, m.out_proj.weight, m.out_proj.bias)
+        return functional.multi_head_attention_forward(q, kv, kv, E, H, *projections, training=True, **masks)[0]
+
+    torch.testing.assert_close(draws(lambda: attend(TINY)), attend(0.0), rtol=1e-11, atol=1e-11)
+
+
 def test_names_weights_and_classes_stay() -> None:
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, 16, dropout=P, batch_first=True), 2)
     names = list(model.state_dict())
