@@ -34,3 +34,8 @@ WRONG = [
 def test_wrong_values(build, message: str):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_the_reader_may_train_on_marginals_alone():
+    for objective in ({"rag_sequence": 1.0}, {"rag_token": 1.0}):
+        assert Config(objectives=ObjectivesConfig(generation=0.0, **objective)).objectives.generation == 0

@@ -11,6 +11,9 @@ from data.dataset import Dataset
 from pipeline import Pipeline, Plan, trace
 from pipeline.lineage import require_sample_lineage
 from rag_mm.batch import Collator
+from rag_mm.config import Config
+from rag_mm.evaluate.answer import Answerer, Documents
+from rag_mm.model import build_model
 from rag_mm.objectives import ObjectivesConfig
 from rag_mm.reader.config import ReaderConfig
 from rag_mm.reader.fusion import reader_program
@@ -120,3 +123,20 @@ def test_it_learns_a_handful_of_samples() -> None:
 def test_blocks_do_not_mix_samples(name: str) -> None:
     program = reader("prepend", dropout=0.2, **{name: 1.0}).train()
     require_sample_lineage(trace(program, reader_batch(), num_microbatches=2, repeats=1))
+
+
+@pytest.mark.parametrize("documents", ["gold", "none"])
+def test_answers_do_not_depend_on_the_batch(factbook: Dataset, documents: Documents) -> None:
+    """Evaluation reads with this reader as with fid: padding and batch mates change no answer."""
+    config = Config(reader=ReaderConfig(fusion="prepend", width=16, heads=2, ffn_width=24))
+    model = build_model(config, factbook)
+    model.reader.eval()
+    with torch.no_grad():  # an untrained reader says little; let it copy what stands out
+        model.reader.blocks[-1].module.pointer.query.weight.mul_(20.0)
+    samples = list(factbook.questions("test"))[:7]
+    together = Answerer(config, factbook, model, None).answer(samples, documents)
+    alone = Answerer(config, factbook, model, None, batch_size=1).answer(samples, documents)
+    assert [p.answer for p in together] == [p.answer for p in alone]
+    assert [p.num_read for p in together] == [1 if documents == "gold" else 0] * 7
+    if documents == "gold":
+        assert len({p.answer for p in together}) > 1
