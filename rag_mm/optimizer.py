@@ -16,6 +16,7 @@ from pipeline import Pipeline
 from rag_mm.config import TrainConfig
 from rag_mm.mesh import Mesh
 from rag_mm.towers import Towers
+from rag_mm.vision_once import VisionOnce
 
 DECAY_SHARE = 0.4
 
@@ -38,13 +39,16 @@ class Optimizer:
         names: parameters that this rank updates, by global name.
     """
 
-    def __init__(self, config: TrainConfig, towers: Towers, pipeline: Pipeline, mesh: Mesh) -> None:
+    def __init__(
+        self, config: TrainConfig, towers: Towers, pipeline: Pipeline, vision: VisionOnce | None, mesh: Mesh
+    ) -> None:
         self.config, self.mesh = config, mesh
-        reader = {f"reader.{n}": p for n, p in pipeline.parameters_here.items() if p.requires_grad}
+        hoisted = {} if vision is None else {f"reader.{n}": p for n, p in vision.parameters.items() if p.requires_grad}
+        reader = {f"reader.{n}": p for n, p in pipeline.parameters_here.items() if p.requires_grad} | hoisted
         retriever = {f"retriever.{n}": p for n, p in (*towers.sharded.items(), *towers.replicated.items())}
         # Of parameters that lie on some stages only, each is counted in the norm by one rank of the pipeline.
         self._owned = {f"reader.{n}" for n in pipeline.owned} | {f"retriever.{n}" for n in towers.owned}
-        self._everywhere = {f"retriever.{n}" for n in towers.replicated}
+        self._everywhere = {f"retriever.{n}" for n in towers.replicated} | set(hoisted)
         self.names: dict[str, nn.Parameter] = {**reader, **retriever}
         groups = []
         for part, parameters in (("reader", reader), ("retriever", retriever)):

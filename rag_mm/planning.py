@@ -13,7 +13,10 @@ from pipeline.lineage import require_sample_lineage
 from pipeline.padding import pad_batch
 from rag_mm.config import Config
 from rag_mm.mesh import Mesh
+from rag_mm.prepared import replica_share
+from rag_mm.step import JointStep
 from rag_mm.towers import ROW_BUCKET, tower_program
+from rag_mm.vision_once import BLOCK, VisionOnce, choose
 from retriever.embed import document_features
 from retriever.encoder import DualEncoder
 
@@ -21,41 +24,89 @@ from retriever.encoder import DualEncoder
 LINEAGE_SAMPLES = 4
 
 
-def make_plan(config: Config, program: BlockProgram, batch: dict[str, Tensor], mesh: Mesh) -> Plan:
-    """The plan that every rank runs.
+def plan_reader(
+    config: Config, reader: BlockProgram, joint: JointStep, mesh: Mesh, *, saved: Plan | None = None
+) -> tuple[Plan, VisionOnce | None, str]:
+    """The plan that every rank runs, whether its program is without the vision block, and what to say of that.
 
     Args:
-        batch: a replica's batch, on which blocks are traced. All ranks trace at once, because that is how
-            they will compute; rank 0's figures count.
+        reader: the whole reader.
+        joint: gives a batch, on which blocks are traced. All ranks trace at once, because that is how they will
+            compute; rank 0's figures count.
+        saved: of the run that is resumed; taken if it fits ``reader.vision``.
 
     Raises:
         ValueError: on every rank, if a given plan does not fit the model or the layout, there are more stages than
             blocks, or a block mixes samples.
     """
+    wanted = config.reader.vision
+    given = _given_plan(config) or saved
+    if given is not None:
+        hoisted = all(BLOCK not in stage.blocks for stage in given.stages)
+        fits = wanted == "auto" or hoisted == (wanted == "once")
+        if fits or given is not saved:
+            vision = VisionOnce(reader, mesh) if (hoisted if wanted == "auto" else wanted == "once") else None
+            given.validate(reader if vision is None else vision.program)
+            return given, vision, ""
+    if wanted == "repeated":
+        profile = _trace(config, reader, _share(config, joint, mesh, None), mesh)
+        return _partition(config, profile), None, ""
+    vision = VisionOnce(reader, mesh)
+    rest = _trace(config, vision.program, _share(config, joint, mesh, vision), mesh)
+    if wanted == "once":
+        return _partition(config, rest), vision, ""
+    whole = _trace(config, reader, _share(config, joint, mesh, None), mesh)
+    sharing = joint.sharing()
+    once, repeated_s, once_s = choose(
+        whole, rest, partition=lambda profile: _partition(config, profile), sharing=sharing, num_ranks=mesh.size
+    )
+    said = (
+        f"pictures: {sharing:.2f} pairs read each document; predicted {repeated_s * 1e3:.0f} ms a step with pictures "
+        f"encoded per pair, {once_s * 1e3:.0f} ms with each encoded once, so {'once' if once else 'per pair'}"
+    )
+    return (_partition(config, rest), vision, said) if once else (_partition(config, whole), None, said)
+
+
+def _given_plan(config: Config) -> Plan | None:
     parallel = config.parallel
-    if parallel.plan:
-        plan = Plan.from_json(Path(parallel.plan).read_text())
-        plan.validate(program)
-        for name, theirs, ours in (
-            ("pipeline_stages", plan.num_ranks, parallel.pipeline_stages),
-            ("chunks", plan.num_stages // plan.num_ranks, parallel.chunks),
-            ("schedule", plan.schedule, parallel.schedule),
-            ("num_microbatches", plan.num_microbatches, parallel.num_microbatches),
-        ):
-            if theirs != ours:
-                raise ValueError(
-                    f"parallel.{name} is {ours}, but {theirs} in the plan {parallel.plan}; make them equal"
-                )
-        return plan
-    num_samples = program.num_samples(batch)
-    if num_samples < 2:
+    if not parallel.plan:
+        return None
+    plan = Plan.from_json(Path(parallel.plan).read_text())
+    for name, theirs, ours in (
+        ("pipeline_stages", plan.num_ranks, parallel.pipeline_stages),
+        ("chunks", plan.num_stages // plan.num_ranks, parallel.chunks),
+        ("schedule", plan.schedule, parallel.schedule),
+        ("num_microbatches", plan.num_microbatches, parallel.num_microbatches),
+    ):
+        if theirs != ours:
+            raise ValueError(f"parallel.{name} is {ours}, but {theirs} in the plan {parallel.plan}; make them equal")
+    return plan
+
+
+def _share(config: Config, joint: JointStep, mesh: Mesh, vision: VisionOnce | None) -> dict[str, Tensor]:
+    """A replica's batch."""
+    example = joint.example()
+    batch = joint.reader_inputs(example, example.query_embedding, example.document_embedding)
+    if vision is not None:
+        image_N3SS, row_P = vision.images(example)
+        batch = vision.inputs(batch, vision.embed(image_N3SS).requires_grad_(), row_P)
+    return replica_share(batch, config.train.batch_size, 0, mesh.num_replicas)
+
+
+def _trace(config: Config, program: BlockProgram, batch: dict[str, Tensor], mesh: Mesh) -> Profile:
+    if program.num_samples(batch) < 2:
         raise ValueError("train.batch_size gives a replica 1 sample; at least 2 are needed to tell what mixes samples")
     mesh.barrier()
-    profile = trace(program, batch, num_microbatches=parallel.num_microbatches, lineage_samples=LINEAGE_SAMPLES)
+    count = config.parallel.num_microbatches
+    profile = trace(program, batch, num_microbatches=count, lineage_samples=LINEAGE_SAMPLES)
     require_sample_lineage(profile)
-    cluster = Cluster.of(parallel)
+    return Profile.from_json(mesh.broadcast(profile.to_json()))
+
+
+def _partition(config: Config, profile: Profile) -> Plan:
+    parallel, cluster = config.parallel, Cluster.of(config.parallel)
     return partition(
-        Profile.from_json(mesh.broadcast(profile.to_json())),
+        profile,
         num_stages=parallel.num_stages,
         num_ranks=parallel.pipeline_stages,
         schedule=parallel.schedule,

@@ -19,14 +19,20 @@ from rag_mm.prepared import Prepared
 from rag_mm.reader.config import ReaderConfig
 from rag_mm.reader.fusion import reader_program
 from rag_mm.step import JointStep
+from rag_mm.vision_once import VisionOnce
 
 
 class ProofError(RuntimeError):
     """The layout's gradients are not those of one device."""
 
 
-def prove(config: Config, joint: JointStep, prepared: Prepared, pipeline: Pipeline) -> str:
+def prove(
+    config: Config, joint: JointStep, prepared: Prepared, pipeline: Pipeline, vision: VisionOnce | None = None
+) -> str:
     """Run the proof that ``parallel.verify`` names; gives one line for the log.
+
+    Args:
+        vision: where the pipeline's program is the reader without its vision block.
 
     Raises:
         ProofError: on every rank, naming the parameters that are off.
@@ -35,16 +41,17 @@ def prove(config: Config, joint: JointStep, prepared: Prepared, pipeline: Pipeli
     if mode == "off":
         return "proof: off (parallel.verify)"
     if mode == "shrunk":
-        pipeline = _shrunk(config, joint, pipeline)
-    actual = _gradients(joint, prepared, pipeline)
+        pipeline, vision = _shrunk(config, joint, pipeline, vision)
+    actual = _gradients(joint, prepared, pipeline, vision)
     if mode == "staged":
+        several = pipeline.plan.num_stages > pipeline.plan.num_ranks
         whole = Pipeline(
-            pipeline.program, pipeline.plan, group=pipeline.group, num_microbatches=1, schedule="gpipe",
-            timeout_s=config.parallel.timeout_s,
+            pipeline.program, pipeline.plan, group=pipeline.group, num_microbatches=1,
+            schedule="interleaved" if several else "gpipe", timeout_s=config.parallel.timeout_s,
         )  # fmt: skip
-        right = _gradients(joint, prepared, whole)
+        right = _gradients(joint, prepared, whole, vision)
     else:
-        _, right = joint.reference(prepared, pipeline.program)
+        _, right = joint.reference(prepared, pipeline.program if vision is None else vision.whole)
     report = gradient_report(right, actual, tolerance=tolerance)
     messages = joint.mesh.gather("" if report else report.message)
     bad = [f"rank {rank}: {message}" for rank, message in enumerate(messages) if message]
@@ -59,22 +66,27 @@ def prove(config: Config, joint: JointStep, prepared: Prepared, pipeline: Pipeli
     return f"proof: {mode}, {count} gradients agree with one device, largest error {worst[0]:.1e} ({worst[1]})"
 
 
-def _gradients(joint: JointStep, prepared: Prepared, pipeline: Pipeline) -> dict[str, torch.Tensor]:
+def _gradients(
+    joint: JointStep, prepared: Prepared, pipeline: Pipeline, vision: VisionOnce | None
+) -> dict[str, torch.Tensor]:
     """This rank's gradients by name; ``.grad`` is empty afterwards."""
-    parameters = {f"reader.{n}": p for n, p in pipeline.parameters_here.items() if p.requires_grad}
+    reader = {**pipeline.parameters_here, **({} if vision is None else vision.parameters)}
+    parameters = {f"reader.{n}": p for n, p in reader.items() if p.requires_grad}
     if joint.trains_retriever(prepared.step):
         towers = {**joint.towers.sharded, **joint.towers.replicated}
         parameters |= {f"retriever.{n}": p for n, p in towers.items()}
     for parameter in parameters.values():
         parameter.grad = None
-    joint.gradients(prepared, pipeline)
+    joint.gradients(prepared, pipeline, vision)
     grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in parameters.items()}
     for parameter in parameters.values():
         parameter.grad = None
     return grads
 
 
-def _shrunk(config: Config, joint: JointStep, pipeline: Pipeline) -> Pipeline:
+def _shrunk(
+    config: Config, joint: JointStep, pipeline: Pipeline, vision: VisionOnce | None
+) -> tuple[Pipeline, VisionOnce | None]:
     """The same program with fewer, narrower layers, cut into as many stages."""
     reader = config.reader
     small: ReaderConfig = replace(
@@ -88,11 +100,17 @@ def _shrunk(config: Config, joint: JointStep, pipeline: Pipeline) -> Pipeline:
         torch.manual_seed(config.train.seed)
         vocabulary = len(joint.collator.tokenizer)
         program = reader_program(small, config.objectives, vocabulary=vocabulary, image_size=config.data.image_size)
-    blocks, stages = len(program.blocks), pipeline.num_ranks
+    if vision is not None:
+        vision = VisionOnce(program, joint.mesh)
+        program = vision.program
+    blocks, stages = len(program.blocks), pipeline.plan.num_stages
     if stages > blocks:
         raise ProofError(
             f"parallel.verify shrunk: {stages} stages, but the shrunk reader has {blocks} blocks; use full"
         )
     cuts = [blocks * i // stages for i in range(1, stages)]
-    plan = Plan.from_cuts(program, cuts, schedule=pipeline.schedule, num_microbatches=pipeline.num_microbatches)
-    return Pipeline(program, plan, group=pipeline.group, timeout_s=config.parallel.timeout_s)
+    plan = Plan.from_cuts(
+        program, cuts, schedule=pipeline.schedule, num_microbatches=pipeline.num_microbatches,
+        num_ranks=pipeline.num_ranks,
+    )  # fmt: skip
+    return Pipeline(program, plan, group=pipeline.group, timeout_s=config.parallel.timeout_s), vision

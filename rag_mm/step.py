@@ -34,6 +34,7 @@ from rag_mm.mesh import Mesh
 from rag_mm.prepared import Outcome, Prepared, replica_share
 from rag_mm.renaming import Renaming, field_values
 from rag_mm.towers import Towers, embed_all
+from rag_mm.vision_once import VisionOnce
 from retriever.embed import embed_documents
 
 DRIFT_EVERY = 10  # steps
@@ -158,6 +159,25 @@ class JointStep:
         ids = [[asked[(i * k + j) % len(asked)] for j in range(k)] for i in range(len(samples))]
         return self._assemble(first, samples, pairs, self._queries(samples, pairs, first), ids, reads=True)
 
+    def sharing(self, *, most: int = 20_000) -> float:
+        """Pairs for each different document that the reader's first batch would read, with the retriever as it is.
+
+        Args:
+            most: documents searched, evenly taken from a larger memory (which makes the figure a little too high).
+        """
+        first = min(self.config.train.retriever_steps, self.config.train.steps - 1)
+        if self.config.train.documents != "retrieved":
+            prepared = self.example()
+            return max(1.0, prepared.read.numel() / max(1, prepared.read.unique().numel()))
+        ids = self.memory.store.ids[:: -(-len(self.memory.store) // most)]
+        part = embed_documents(
+            self.encoder, self.memory.store, [ids[i] for i in self.towers.share(len(ids)).tolist()],
+            image_size=self.memory.image_size, batch_size=self.memory.batch_size, embed=self.towers.embed_share,
+        )  # fmt: skip
+        score = self.probe(first) @ self.towers.join(part, len(ids)).T
+        found = score.topk(min(self.config.retriever.k, len(ids)), dim=1).indices
+        return found.numel() / found.unique().numel()
+
     def probe(self, step: int) -> Tensor:
         """Embeddings (B, E) of the questions of a step: what old and new index versions are compared on."""
         samples, _ = self.samples(step)
@@ -260,8 +280,11 @@ class JointStep:
         weight = prepared.contrastive_weight * self.config.objectives.contrastive
         return objectives.contrastive(query_QE, document_UE, prepared.positive, weight, self.encoder.scale()).sum()
 
-    def gradients(self, prepared: Prepared, pipeline: Pipeline | None) -> Outcome:
+    def gradients(self, prepared: Prepared, pipeline: Pipeline | None, vision: VisionOnce | None = None) -> Outcome:
         """Phases 1 (loss), 2 and 3: leaves gradients in ``.grad``, summed over all ranks.
+
+        Args:
+            vision: where the pipeline's program is the reader without its vision block.
 
         Reader parameters of this rank's stage get the sum over replicas, the retriever's that over all ranks that
         embed rows for them.
@@ -279,7 +302,7 @@ class JointStep:
                 loss.backward()
         if prepared.reader:
             assert pipeline is not None
-            self._read(prepared, pipeline, query_QE, document_UE, outcome)
+            self._read(prepared, pipeline, vision, query_QE, document_UE, outcome)
         if train_retriever:
             total = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
             self.mesh.sum(total)
@@ -289,15 +312,29 @@ class JointStep:
         return outcome
 
     def _read(
-        self, prepared: Prepared, pipeline: Pipeline, query_QE: Tensor, document_UE: Tensor, outcome: Outcome
+        self,
+        prepared: Prepared,
+        pipeline: Pipeline,
+        vision: VisionOnce | None,
+        query_QE: Tensor,
+        document_UE: Tensor,
+        outcome: Outcome,
     ) -> None:
-        """Phase 2 on this replica's share of the questions."""
+        """Phase 2 on this replica's share of the questions; and 1 and 3 of the vision block, if it is taken out."""
         num = len(prepared.samples)
         batch = self.reader_inputs(prepared, query_QE, document_UE)
+        if vision is not None:
+            image_N3SS, row_P = vision.images(prepared)
+            patch_NnD = vision.embed(image_N3SS).requires_grad_()
+            batch = vision.inputs(batch, patch_NnD, row_P)
         share = replica_share(batch, num, self.mesh.replica, self.mesh.num_replicas)
         result = pipeline.step(share, seed=self.config.train.seed, step=prepared.step)
         reader = [p.grad for p in pipeline.parameters_here.values() if p.grad is not None]
         self.mesh.sum(reader, group=self.mesh.replicas)
+        if vision is not None:
+            grad_NnD = torch.zeros_like(patch_NnD) if patch_NnD.grad is None else patch_NnD.grad
+            self.mesh.sum([grad_NnD])
+            vision.backward(image_N3SS, grad_NnD)
         outputs = result.outputs_everywhere()
         sums = torch.cat([outputs["losses"].sum(0), outputs["statistics"].sum(0)]).double()
         self.mesh.sum([sums], group=self.mesh.replicas)

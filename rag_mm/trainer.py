@@ -28,14 +28,16 @@ from rag_mm.mesh import Mesh
 from rag_mm.metrics import LiveLine, MetricsWriter, peak_memory_bytes
 from rag_mm.model import build_model
 from rag_mm.optimizer import Optimizer
-from rag_mm.planning import make_plan, make_towers_plan
-from rag_mm.prepared import replica_share
+from rag_mm.planning import make_towers_plan, plan_reader
 from rag_mm.proof import ProofError, prove
 from rag_mm.step import JointStep
 from rag_mm.towers import DealtTowers, PipedTowers, Towers
 
 # What may differ between the parts of one run without changing its numbers.
-CHANGEABLE = ("data.dir", "index.dir", "index.checkpoint", "index.batch_size", "index.keep_versions", "train.threads")
+CHANGEABLE = (
+    "data.dir", "index.dir", "index.checkpoint", "index.batch_size", "index.keep_versions", "reader.vision",
+    "train.threads",
+)  # fmt: skip
 
 
 class Trainer:
@@ -70,25 +72,25 @@ class Trainer:
         self._prove()
         self.pipeline.release_other_stages()
         self.towers.release()
-        self.optimizer = Optimizer(config.train, self.towers, self.pipeline, self.mesh)
+        self.optimizer = Optimizer(config.train, self.towers, self.pipeline, self.vision, self.mesh)
         self.step = 0
         self.skipped = 0
 
     def _make_pipeline(self) -> Pipeline:
         """Cut the reader by what a batch like those it will read costs, or as it was cut before."""
         self.model.reader.train()
-        plan = self._saved_plan()
-        if plan is None:
-            example = self.joint.example()
-            batch = self.joint.reader_inputs(example, example.query_embedding, example.document_embedding)
-            share = replica_share(batch, self.config.train.batch_size, 0, self.mesh.num_replicas)
-            plan = make_plan(self.config, self.model.reader, share, self.mesh)
+        plan, self.vision, said = plan_reader(
+            self.config, self.model.reader, self.joint, self.mesh, saved=self._saved_plan()
+        )
         if self.mesh.is_first:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             (self.run_dir / "config.yaml").write_text(dump(self.config))
             (self.run_dir / "plan.json").write_text(plan.to_json())
+        if said:
+            self._say(said)
         self._say_plan(plan)
-        return Pipeline(self.model.reader, plan, group=self.mesh.pipeline, timeout_s=self.config.parallel.timeout_s)
+        program = self.model.reader if self.vision is None else self.vision.program
+        return Pipeline(program, plan, group=self.mesh.pipeline, timeout_s=self.config.parallel.timeout_s)
 
     def _make_towers(self) -> Towers:
         """The retriever's towers, dealt out or piped, as ``parallel.towers`` says."""
@@ -121,7 +123,7 @@ class Trainer:
     def _prove(self) -> None:
         """Before step 1 and with the untrained weights, which every rank still has whole."""
         started = time.perf_counter()
-        line = prove(self.config, self.joint, self.joint.example(), self.pipeline)
+        line = prove(self.config, self.joint, self.joint.example(), self.pipeline, self.vision)
         self._say(f"{line} ({time.perf_counter() - started:.1f} s)")
 
     def _say(self, line: str) -> None:
@@ -147,6 +149,8 @@ class Trainer:
     def _tensors(self) -> dict[str, torch.Tensor]:
         """What this rank reads and writes of a checkpoint, by global name."""
         tensors = {f"reader.{n}": p.detach() for n, p in self.pipeline.parameters_here.items()}
+        if self.vision is not None:
+            tensors |= {f"reader.{n}": p.detach() for n, p in self.vision.parameters.items()}
         tensors |= {f"retriever.{n}": t for n, t in self.towers.tensors_here().items()}
         return tensors | checkpoint.optimizer_tensors(self.optimizer.adamw, self.optimizer.names)
 
@@ -200,7 +204,7 @@ class Trainer:
         prepared = self.joint.prepare(step)
         fetched = time.perf_counter()
         self.optimizer.zero_grad()
-        outcome = self.joint.gradients(prepared, self.pipeline if reads else None)
+        outcome = self.joint.gradients(prepared, self.pipeline if reads else None, self.vision)
         computed = time.perf_counter()
         norm, rates, taken = self.optimizer.step(step)
         self.skipped += not taken

@@ -72,9 +72,10 @@ def test_a_run_explains_itself(undisturbed: tuple[Path, list[dict[str, Any]]]):
     [
         ((), 2),
         (("--parallel.towers", "piped"), 2),
+        (("--reader.vision", "once"), 2),
         (("--parallel.schedule", "interleaved", "--parallel.chunks", "2"), 4),
     ],
-    ids=["1f1b", "piped-towers", "interleaved"],
+    ids=["1f1b", "piped-towers", "vision-once", "interleaved"],
 )
 def test_two_ranks_follow_one(
     factbook_dir: Path,

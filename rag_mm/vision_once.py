@@ -1,0 +1,105 @@
+"""Pictures encoded once a step, however many samples read them.
+
+In the reader's program the vision block encodes a document's picture for every (question, document) pair, so
+a document that eight samples read is encoded eight times. Its rows depend on the picture alone, so the block
+can be taken out (hoisted): every rank encodes its share of the *different* pictures without graph, patches
+enter the pipeline as batch inputs, and when their gradients are known the rows run once more, with graph.
+That costs a second forward and no bubble; `choose` says which is faster for a profile.
+
+Shapes: B questions, P pairs, U documents that are read, N patches, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from pipeline import BlockProgram, Plan, Profile
+from rag_mm.mesh import Mesh
+from rag_mm.prepared import Prepared
+from rag_mm.reader.embedding import Vision
+
+BLOCK, QUESTION, DOCUMENT = "vision", "question_patches", "document_patches"
+
+
+class VisionOnce:
+    """A reader whose vision block runs outside the pipeline.
+
+    Args:
+        whole: the reader's program; the new one shares its modules.
+
+    Attributes:
+        program: the reader without that block; patches are batch inputs.
+        parameters: the block's own, by their names in the whole program; every rank holds them.
+    """
+
+    def __init__(self, whole: BlockProgram, mesh: Mesh) -> None:
+        first, *rest = whole.blocks
+        assert first.name == BLOCK and isinstance(first.module, Vision)
+        self.whole, self.mesh, self._vision = whole, mesh, first.module
+        read = {name for block in rest for name in block.reads}
+        inputs = [name for name in whole.inputs if name in read or name == "sample_id"]
+        known = {*inputs, QUESTION, DOCUMENT, *(name for block in rest for name in block.writes)}
+        self.program = BlockProgram(
+            rest,
+            inputs=(*inputs, QUESTION, DOCUMENT),
+            outputs=whole.outputs,
+            axes={name: axis for name, axis in whole.axes.items() if name in known},
+        ).train(whole.training)
+        self.parameters: dict[str, nn.Parameter] = whole.block_parameters(BLOCK)
+
+    def images(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
+        """The different pictures of a batch (B + U, 3, S, S), and for each pair its row among the U (P,)."""
+        questions = prepared.reader["question_image"]
+        if not prepared.read.numel():  # closed book: every pair has the same blank picture
+            blank = prepared.reader["document_image"]
+            return torch.cat([questions, blank[:1]]), torch.zeros(blank.shape[0], dtype=torch.int64)
+        read, row_P = prepared.read.unique(return_inverse=True)
+        return torch.cat([questions, prepared.document["image"][read]]), row_P
+
+    @torch.no_grad()
+    def embed(self, image_N3SS: Tensor) -> Tensor:
+        """Patches (N, patches, D) of all pictures, rows dealt out over the ranks."""
+        part = self._vision.encode(image_N3SS[self.mesh.rows(image_N3SS.shape[0])])
+        return self.mesh.join_rows(part, image_N3SS.shape[0])
+
+    def backward(self, image_N3SS: Tensor, grad_NnD: Tensor) -> None:
+        """Add to ``.grad`` what gradients on all patches give, summed over the ranks."""
+        trained = [p for p in self.parameters.values() if p.requires_grad]
+        before = [p.grad for p in trained]
+        for parameter in trained:
+            parameter.grad = torch.zeros_like(parameter)
+        mine = self.mesh.rows(image_N3SS.shape[0])
+        if mine.numel():
+            torch.autograd.backward(self._vision.encode(image_N3SS[mine]), grad_NnD[mine])
+        self.mesh.sum([p.grad for p in trained if p.grad is not None])
+        for parameter, old in zip(trained, before, strict=True):
+            if old is not None and parameter.grad is not None:
+                parameter.grad += old
+
+    def inputs(self, batch: Mapping[str, Tensor], patch_NnD: Tensor, row_P: Tensor) -> dict[str, Tensor]:
+        """The reader's batch with patches in place of pictures; gradients reach ``patch_NnD``."""
+        num = batch["question"].shape[0]
+        given = {name: tensor for name, tensor in batch.items() if name in self.program.inputs}
+        return {**given, QUESTION: patch_NnD[:num], DOCUMENT: patch_NnD[num:][row_P]}
+
+
+def choose(
+    whole: Profile, rest: Profile, *, partition: Callable[[Profile], Plan], sharing: float, num_ranks: int
+) -> tuple[bool, float, float]:
+    """Whether to encode once; and the predicted seconds of a step with pictures encoded per pair, and once.
+
+    Args:
+        whole, rest: profiles of the whole reader and of the reader without the vision block.
+        partition: makes the plan of a profile.
+        sharing: pairs for each different document, at least 1.
+        num_ranks: over which the pictures are dealt out.
+    """
+    vision = whole.blocks[0]
+    assert vision.name == BLOCK and whole.num_microbatches == rest.num_microbatches
+    twice = vision.forward_s * 2 + vision.backward_s
+    repeated_s = partition(whole).step_s
+    once_s = partition(rest).step_s + whole.num_microbatches * twice / sharing / num_ranks
+    return once_s < repeated_s, repeated_s, once_s
