@@ -216,7 +216,7 @@ def _print_tables(plan: Plan, profile: Profile, run: Simulation, cluster: Cluste
         )
         return
     for block in profile.blocks:
-        if block.lineage != "sample" or block.stateful:
+        if block.mixes or block.stateful:
             why = f"mixes samples ({block.lineage}): {block.mixes}" if block.mixes else "changes buffers"
             console.print(f"warning: block {block.name!r} {why}; training would refuse it", highlight=False)
 
