@@ -22,6 +22,8 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from pipeline.replacement import rebind_blocks
+
 Report = Callable[[str, str], None]
 
 
@@ -122,4 +124,5 @@ def _replace(module: nn.Module, convert: Callable[[str, _BatchNorm], nn.Module],
         if path:
             parent, _, name = path.rpartition(".")
             setattr(module.get_submodule(parent), name, new[id(part)])
+    rebind_blocks(module)
     return new.get(id(module), module)

@@ -18,6 +18,7 @@ from torch import nn
 
 from pipeline.keyed import KeyedDropout
 from pipeline.keyed_functional import REPLACED, keyed_functional
+from pipeline.replacement import rebind_blocks
 
 Report = Callable[[str, str], None]
 
@@ -65,7 +66,7 @@ def make_keyed(module: nn.Module, *, report: Report | None = None) -> nn.Module:
     """Replace generator-state dropout in a module tree by keyed dropout, in place.
 
     Args:
-        module: any module; nothing is changed if it is refused.
+        module: any module, a block program too; nothing is changed if it is refused.
         report: called with (path, what was done) for every replacement; ``print`` will do.
 
     Returns:
@@ -91,6 +92,7 @@ def make_keyed(module: nn.Module, *, report: Report | None = None) -> nn.Module:
         if not isinstance(part, KeyedFunctional) and _draws_itself(part):
             tell(path, f"functional dropout in {type(part).__name__} is keyed")
             part.__class__ = _keyed_class(type(part))
+    rebind_blocks(module)
     return keyed.get(id(module), module)
 
 

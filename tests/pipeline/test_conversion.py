@@ -50,6 +50,15 @@ def test_lineage_is_sample_afterwards(kind: type[nn.Module], convert: Callable[.
     assert (model[1][0].weight, model[1][0].bias) == weights  # the same parameters
 
 
+@pytest.mark.parametrize("convert", [batch_norm_to_group_norm, freeze_batch_norm])
+def test_a_block_that_is_a_batch_norm_itself(convert: Callable[..., nn.Module]) -> None:
+    blocks = [Block("norm", nn.BatchNorm1d(12), ("x",), ("h",)), Block("loss", Sum(), ("h",), ("losses",))]
+    program = BlockProgram(blocks, inputs=("x",), outputs=("losses",))
+    assert convert(program) is program
+    assert program.blocks[0].module is program.get_submodule("norm")
+    require_sample_lineage(trace(program, {"x": torch.randn(4, 12)}, num_microbatches=2, repeats=1))
+
+
 @pytest.mark.parametrize("kind", SHAPES)
 def test_frozen_is_the_original_in_eval_mode(kind: type[nn.Module]) -> None:
     norm, x = trained(kind), torch.randn(SHAPES[kind])

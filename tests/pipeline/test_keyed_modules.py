@@ -18,6 +18,7 @@ from torch.nn import functional
 from pipeline import Block, BlockProgram, keyed, trace
 from pipeline.keyed_functional import keyed_functional
 from pipeline.keyed_modules import make_keyed
+from pipeline.lineage import require_sample_lineage
 from pipeline.verify import gradient_report, whole_batch_gradients
 
 B, L, E, H = 6, 5, 8, 2
@@ -62,6 +63,11 @@ def torch_layer() -> Call:
     return Call(layer, lambda layer, x: layer(x))
 
 
+def torch_decoder_layer() -> Call:
+    layer = nn.TransformerDecoderLayer(E, H, 16, dropout=P, batch_first=True)
+    return Call(layer, lambda layer, x: layer(x, x.flip(1)))
+
+
 def attention_first_axis_length() -> Call:
     layer = nn.MultiheadAttention(E, H, dropout=P)
     return Call(
@@ -81,6 +87,14 @@ def bert(implementation: str) -> Call:
     )
     config._attn_implementation = implementation
     return Call(BertLayer(config), lambda layer, x: layer(x))
+
+
+def vit() -> Call:
+    from transformers.models.vit.modeling_vit import ViTConfig, ViTLayer
+
+    config = ViTConfig(hidden_size=E, num_attention_heads=H, intermediate_size=16, attention_probs_dropout_prob=P)
+    config._attn_implementation = "sdpa"
+    return Call(ViTLayer(config), lambda layer, x: layer(x))
 
 
 def llama() -> Call:
@@ -117,10 +131,12 @@ def t5() -> Call:
 
 CASES: dict[str, Callable[[], nn.Module]] = {
     "nn.TransformerEncoderLayer": torch_layer,
+    "nn.TransformerDecoderLayer": torch_decoder_layer,
     "nn.MultiheadAttention": attention_first_axis_length,
     "functional calls": OwnAttention,
     "BERT eager": lambda: bert("eager"),
     "BERT sdpa": lambda: bert("sdpa"),
+    "ViT": vit,
     "Llama": llama,
     "GPT-2": gpt2,
     "T5": t5,
@@ -165,6 +181,23 @@ def test_whole_batch_equals_micro_batches(case: str) -> None:
     assert not torch.allclose(right.loss, other.loss, rtol=1e-6), "no dropout happened"
     program.eval()
     assert not torch.allclose(right.loss, whole_batch_gradients(program, whole, seed=3, step=4).loss, rtol=1e-6)
+
+
+def test_blocks_that_are_dropout_themselves() -> None:
+    drop, attention = nn.Dropout(P), OwnAttention()
+    blocks = [
+        Block("a", drop, ("x",), ("h",)),
+        Block("b", attention, ("h",), ("h",)),
+        Block("c", drop, ("h",), ("h",)),
+        Block("loss", Loss(), ("h",), ("losses",)),
+    ]
+    program = make_keyed(BlockProgram(blocks, inputs=("sample_id", "x"), outputs=("losses",)).double())
+    assert isinstance(program, BlockProgram)
+    assert [type(block.module).__name__ for block in program.blocks[:3]] == [
+        "KeyedDropout", "KeyedOwnAttention", "KeyedDropout"
+    ]  # fmt: skip
+    assert program.blocks[0].module is program.blocks[2].module
+    require_sample_lineage(trace(program, batch(), num_microbatches=2, repeats=1))
 
 
 @pytest.mark.parametrize("case", ["nn.TransformerEncoderLayer", "T5"])
