@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeline import Block, BlockProgram, keyed, trace
+from pipeline import Block, BlockProgram, Pipeline, Plan, keyed, trace
 from pipeline.keyed_functional import keyed_functional
 from pipeline.keyed_modules import make_keyed
 from pipeline.lineage import require_sample_lineage
 from pipeline.verify import gradient_report, whole_batch_gradients
+from tests.distributed import run_on_ranks
 
 B, L, E, H = 6, 5, 8, 2
 P = 0.3
@@ -181,6 +182,26 @@ def test_whole_batch_equals_micro_batches(case: str) -> None:
     assert not torch.allclose(right.loss, other.loss, rtol=1e-6), "no dropout happened"
     program.eval()
     assert not torch.allclose(right.loss, whole_batch_gradients(program, whole, seed=3, step=4).loss, rtol=1e-6)
+
+
+def _pipelined_gradients(case: str, checkpointed: bool) -> dict[str, Tensor]:
+    program = program_of(CASES[case], checkpointed=checkpointed)
+    plan = Plan.from_cuts(program, [2], schedule="1f1b", num_microbatches=3)
+    pipeline = Pipeline(program, plan, timeout_s=30)
+    pipeline.step(batch(), seed=3, step=4)
+    return {name: p.grad for name, p in pipeline.parameters_here.items() if p.grad is not None}
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_two_stages_on_real_ranks(checkpointed: bool) -> None:
+    case = "nn.TransformerEncoderLayer"
+    right = whole_batch_gradients(program_of(CASES[case]), batch(), seed=3, step=4).gradients
+    seen: set[str] = set()
+    for grads in run_on_ranks(_pipelined_gradients, 2, case, checkpointed):
+        report = gradient_report(right, grads, tolerance=1e-10)
+        assert report, report.message
+        seen |= set(grads)
+    assert seen == set(right)
 
 
 def test_blocks_that_are_dropout_themselves() -> None:
