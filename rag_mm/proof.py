@@ -1,9 +1,11 @@
 """Proof before step 1 that this layout computes the gradients of one device running the whole batch.
 
 ``full`` compares with the slow twin `JointStep.reference`: one process, one graph, no micro-batches.
-``staged`` needs no device that holds the whole model: the same cuts, one micro-batch of all samples.
-``shrunk`` runs the full proof on a smaller reader (one layer where there were several, a quarter of the
-width) with the same program, stages, micro-batches and schedule.
+``staged`` needs no device that holds the whole model: the same cuts, one micro-batch of all samples. It sees what
+depends on how the batch is cut (draws from generator state, a mean of means) and is blind to what both sides get
+wrong alike: a tie that is not synchronised, a shared document's gradient applied at every occurrence.
+``shrunk`` runs the full proof on a smaller reader (few layers, a quarter of the width) with the same program,
+stages, micro-batches and schedule. It sees all of these, but no fault of a layer that it leaves out.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from pipeline import Pipeline, Plan
+from pipeline import BlockProgram, Pipeline, Plan
 from pipeline.verify import gradient_report
 from rag_mm.config import Config
 from rag_mm.prepared import Prepared
@@ -88,29 +90,33 @@ def _shrunk(
     config: Config, joint: JointStep, pipeline: Pipeline, vision: VisionOnce | None
 ) -> tuple[Pipeline, VisionOnce | None]:
     """The same program with fewer, narrower layers, cut into as many stages."""
+    stages, layers = pipeline.plan.num_stages, 0
+    program, small = pipeline.program, vision
+    while layers == 0 or len(program.blocks) < stages:  # ends at the whole depth: that has a block for every stage
+        layers += 1
+        program = _narrow(config, joint, layers=layers)
+        if vision is not None:
+            small = VisionOnce(program, joint.mesh)
+            program = small.program
+    blocks = len(program.blocks)
+    plan = Plan.from_cuts(
+        program, [blocks * i // stages for i in range(1, stages)], schedule=pipeline.schedule,
+        num_microbatches=pipeline.num_microbatches, num_ranks=pipeline.num_ranks,
+    )  # fmt: skip
+    return Pipeline(program, plan, group=pipeline.group, timeout_s=config.parallel.timeout_s), small
+
+
+def _narrow(config: Config, joint: JointStep, *, layers: int) -> BlockProgram:
+    """The reader with a quarter of its width and at most so many layers of each kind."""
     reader = config.reader
     small: ReaderConfig = replace(
         reader,
         width=2 * reader.heads * max(1, reader.width // (8 * reader.heads)),
         ffn_width=max(4, reader.ffn_width // 4),
-        encoder_layers=min(reader.encoder_layers, 1),
-        decoder_layers=min(reader.decoder_layers, 1),
+        encoder_layers=min(reader.encoder_layers, layers),
+        decoder_layers=min(reader.decoder_layers, layers),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
         vocabulary = len(joint.collator.tokenizer)
-        program = reader_program(small, config.objectives, vocabulary=vocabulary, image_size=config.data.image_size)
-    if vision is not None:
-        vision = VisionOnce(program, joint.mesh)
-        program = vision.program
-    blocks, stages = len(program.blocks), pipeline.plan.num_stages
-    if stages > blocks:
-        raise ProofError(
-            f"parallel.verify shrunk: {stages} stages, but the shrunk reader has {blocks} blocks; use full"
-        )
-    cuts = [blocks * i // stages for i in range(1, stages)]
-    plan = Plan.from_cuts(
-        program, cuts, schedule=pipeline.schedule, num_microbatches=pipeline.num_microbatches,
-        num_ranks=pipeline.num_ranks,
-    )  # fmt: skip
-    return Pipeline(program, plan, group=pipeline.group, timeout_s=config.parallel.timeout_s), vision
+        return reader_program(small, config.objectives, vocabulary=vocabulary, image_size=config.data.image_size)

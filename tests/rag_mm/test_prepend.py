@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from rag_mm.reader.config import ReaderConfig
 from rag_mm.reader.fusion import reader_program
 from rag_mm.reader.sequence import CausalLayer, Layout, Reach
 from tests.rag_mm.reader_batch import PATCHES, reader, reader_batch
+from tests.rag_mm.test_trainer import train
 
 OBJECTIVES = {"generation": 1.0, "pdist": 1.0, "rag_sequence": 1.0}
 
@@ -140,3 +143,19 @@ def test_answers_do_not_depend_on_the_batch(factbook: Dataset, documents: Docume
     assert [p.num_read for p in together] == [1 if documents == "gold" else 0] * 7
     if documents == "gold":
         assert len({p.answer for p in together}) > 1
+
+
+@pytest.mark.slow
+def test_two_stages_follow_one_on_the_marginal_alone(factbook_dir: Path, tmp_path: Path) -> None:
+    """`train.py` from proof to checkpoint: no generation loss, the reader trains on rag_sequence."""
+    options = (
+        "--reader.fusion", "prepend", "--objectives.generation", "0", "--objectives.rag_sequence", "1",
+        "--objectives.pdist", "0", "--train.steps", "12",
+    )  # fmt: skip
+    one = train(factbook_dir, tmp_path / "one", *options)
+    two = train(factbook_dir, tmp_path / "two", *options, "--parallel.pipeline_stages", "2")
+    for a, b in zip(one, two, strict=True):
+        assert a["retrieved_digest"] == b["retrieved_digest"]
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
+    assert set(one[-1]["losses"]) == {"rag_sequence", "contrastive"}
+    assert one[-1]["losses"]["rag_sequence"] < one[2]["losses"]["rag_sequence"]

@@ -124,3 +124,18 @@ def test_wrong_variants_are_refused_and_named(
                 assert re.search(rf"rank [01]: (.|\n)*\n  {named}", verdicts[mode]), verdicts[mode]
             else:
                 assert verdicts[mode].startswith("proof: staged"), verdicts[mode]
+
+
+def _shrunk_on_many_stages(directory: Path, run_dir: Path) -> str:
+    reader = replace(READER, encoder_layers=2, decoder_layers=3)  # nine blocks; six with a layer of each kind
+    settings = config(
+        directory, ranks=4, schedule="interleaved", num_microbatches=4, reader=reader, parallel={"verify": "shrunk"}
+    )
+    joint, program = build(settings, run_dir)
+    return prove(settings, joint, prepare(joint), make_pipeline(settings, joint, program))
+
+
+def test_shrunk_keeps_a_block_for_every_stage(factbook_dir: Path, tmp_path: Path) -> None:
+    assert all(
+        line.startswith("proof: shrunk") for line in run_on_ranks(_shrunk_on_many_stages, 4, factbook_dir, tmp_path)
+    )
