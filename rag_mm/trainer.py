@@ -21,6 +21,8 @@ from rich.console import Console
 from data.command_line import dump, fail, parse
 from data.dataset import Dataset
 from pipeline import Pipeline, Plan
+from pipeline.forecast import forecast
+from pipeline.timeline import write_timeline
 from rag_mm import checkpoint, launch
 from rag_mm.config import Config
 from rag_mm.memory import Memory
@@ -90,7 +92,8 @@ class Trainer:
             self._say(said)
         self._say_plan(plan)
         program = self.model.reader if self.vision is None else self.vision.program
-        return Pipeline(program, plan, group=self.mesh.pipeline, timeout_s=self.config.parallel.timeout_s)
+        parallel = self.config.parallel
+        return Pipeline(program, plan, group=self.mesh.pipeline, timeout_s=parallel.timeout_s, record=parallel.timeline)
 
     def _make_towers(self) -> Towers:
         """The retriever's towers, dealt out or piped, as ``parallel.towers`` says."""
@@ -192,6 +195,7 @@ class Trainer:
                     self._say(f"interrupted; step {saved} is safe, run the same command to go on")
                     return launch.EXIT_INTERRUPTED
         self._say_end()
+        self._draw_timeline()
         return 0
 
     def train_step(self) -> dict[str, Any]:
@@ -246,6 +250,17 @@ class Trainer:
         named = {checkpoint.read_state(self.run_dir, s)["index_version"] for s in checkpoint.list_steps(self.run_dir)}
         probe = self.joint.probe(step)
         self.memory.refresh(self.towers, step=step, probe_BE=probe, k=self.config.retriever.k, named=named - {None})
+
+    def _draw_timeline(self) -> None:
+        """The last step as the plan expected it and as it was, beside the plan."""
+        if not self.config.parallel.timeline or not self.joint.reads(self.step - 1):
+            return
+        measured = self.pipeline.events()
+        if self.mesh.is_first and measured:
+            plan, path = self.pipeline.plan, self.run_dir / "timeline.png"
+            expected = {"expected by the plan": forecast(plan).events} if plan.step_s else {}
+            write_timeline(path, {**expected, "measured in the last step": measured}, num_ranks=plan.num_ranks)
+            self._say(f"the last step, drawn: {path}")
 
     def _say_end(self) -> None:
         for what, count in sorted(self.model.collator.truncated.items()):

@@ -59,6 +59,7 @@ def test_a_run_explains_itself(undisturbed: tuple[Path, list[dict[str, Any]]]):
         "events",
         "index",
         "checkpoints",
+        "timeline.png",
     }
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert set(last["losses"]) == {"generation", "pdist", "contrastive"}
