@@ -19,9 +19,9 @@ from torch.distributed.pipelining.schedules import (
 
 from pipeline import Plan, Profile, partition, simulate
 from pipeline.costs import Costs, Link
-from pipeline.order import rank_order
+from pipeline.order import rank_order, step_order
 from pipeline.plan_file import StagePlan
-from pipeline.simulate import rank_memory
+from pipeline.simulate import play, rank_memory
 from tests.pipeline.profiles import block_profile, random_profile, recomputed_sets, slow_stages, slow_tie_seconds
 
 LAYOUTS = [(r, c, m) for r in range(1, 5) for c in (1, 2, 3) for m in range(1, 11) if m % max(1, m // r) == 0]
@@ -129,6 +129,19 @@ def test_the_simulation_is_the_longest_path(schedule: str) -> None:
             weights = (b.backward_s / 2 if s else b.backward_s) if schedule == "zero_bubble" else 0.0
             times.append({"forward": b.forward_s, "backward": b.backward_s - weights, "backward_weight": weights})
         assert simulate(profile, plan).step_s == pytest.approx(slow_step(plan, times), rel=1e-12)
+
+
+def test_a_link_carries_one_message_at_a_time() -> None:
+    """Three micro-batches that take no time to compute and 1 s to send, there and back: 3 s and 3 s."""
+    order = step_order(num_ranks=2, num_stages=2, num_microbatches=3, schedule="gpipe")
+    how: dict[str, Any] = {
+        "forward_s": [0.0] * 2,
+        "backward_s": [0.0] * 2,
+        "send_s": [1.0, 0.0],
+        "return_s": [1.0, 0.0],
+    }
+    for overlaps in (True, False):
+        assert play(order, num_ranks=2, overlaps=overlaps, **how) == 6.0
 
 
 def test_equal_chunks_have_the_bubble_of_the_paper() -> None:
