@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
-from pipeline.verify import whole_batch_gradients
+from pipeline.verify import gradient_report, whole_batch_gradients
+from rag_mm.objectives import ObjectivesConfig
+from tests.rag_mm.joint_setup import build, config, make_pipeline, prepare
 from tests.rag_mm.reader_batch import reader, reader_batch
 
 FUSIONS = ["fid", "prepend"]
@@ -38,6 +42,22 @@ def test_rag_sequence_is_the_marginal_over_single_documents(fusion: str) -> None
     found = reader(fusion, rag_sequence=1.0).run(batch)["losses"][:, 1]
     joint = scores(batch, k).softmax(1) * log_likelihoods(fusion, batch, k).exp()
     torch.testing.assert_close(found, -batch["sample_weight"] * joint.sum(1).log(), atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_gradients_of_rag_sequence_are_those_of_single_documents(fusion: str) -> None:
+    """Every parameter's, through every path: none may be detached on the way."""
+    k, batch = 2, reader_batch()
+    found = whole_batch_gradients(reader(fusion, generation=0.0, rag_sequence=1.0), batch, seed=0, step=0)
+    twin = reader(fusion)
+    single = [twin.run(single_document(batch, place, k))["losses"][:, 0] for place in range(k)]
+    joint = scores(batch, k).softmax(1) * torch.stack(single, dim=1).neg().exp()
+    loss = -(batch["sample_weight"] * joint.sum(1).log()).sum()
+    parameters = twin.named_parameters_global()
+    right = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    named = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), right, strict=True)}
+    report = gradient_report(named, found.gradients, tolerance=1e-10)
+    assert report and report.num_compared == len(parameters), report.message
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
@@ -74,3 +94,15 @@ def test_streams_of_rag_objectives_have_dropout(fusion: str) -> None:
     again = whole_batch_gradients(program.train(), batch, seed=0, step=0).outputs["losses"][:, 1]
     plain = whole_batch_gradients(program.eval(), batch, seed=0, step=0).outputs["losses"][:, 1]
     assert torch.equal(trained, again) and not torch.allclose(trained, plain, rtol=1e-3)
+
+
+def test_only_distillation_waits_for_a_reader_that_can_read(factbook_dir: Path, tmp_path: Path) -> None:
+    """`train.distill_share` holds back what teaches the retriever, not what teaches the reader."""
+    objectives = ObjectivesConfig(pdist=1.0, rag_sequence=1.0, rag_token=1.0)
+    settings = config(factbook_dir, objectives=objectives, distill_share=0.5)
+    joint, program = build(settings, tmp_path)
+    pipeline = make_pipeline(settings, joint, program)
+    early = joint.gradients(prepare(joint, step=1), pipeline).losses
+    late = joint.gradients(joint.prepare(2), pipeline).losses
+    assert early["pdist"] == 0 and min(early["rag_sequence"], early["rag_token"]) > 1
+    assert min(late["pdist"], late["rag_sequence"], late["rag_token"]) > 0.01
