@@ -147,6 +147,13 @@ class Plan:
                 raise ValueError(f"plan: recomputed names unknown block {name!r}{nearest(name, expected)}")
             if not program.blocks[program.index(name)].recomputable:
                 raise ValueError(f"plan: recomputed names block {name!r}, which is not recomputable in the model")
+            reads = program.blocks[program.index(name)].reads
+            for other in program.blocks:
+                if other.recomputable and other.name not in self.recomputed and set(other.writes) & set(reads):
+                    raise ValueError(
+                        f"plan: recomputed has {name!r}, but not {other.name!r}, whose results it reads; add that one "
+                        "or leave both out"
+                    )
 
     def to_json(self) -> str:
         """The plan as JSON (schema: docs/pipeline.md)."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline import Block, BlockProgram, trace
+from pipeline import Block, BlockProgram, Plan, trace
 from pipeline.costs import Costs
 from pipeline.recomputation import EXHAUSTIVE, choose, producers
 from tests.pipeline.profiles import random_profile, recomputed_sets
@@ -73,6 +73,8 @@ def test_mistakes() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             Costs(profile, recomputed=names)
+        with pytest.raises(ValueError, match=message):
+            Plan.from_cuts(table_program(), [2], recomputed=names).validate(table_program())
 
 
 def test_many_are_chosen_greedily() -> None:
