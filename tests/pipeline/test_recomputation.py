@@ -74,7 +74,7 @@ def test_mistakes() -> None:
         with pytest.raises(ValueError, match=message):
             Costs(profile, recomputed=names)
         with pytest.raises(ValueError, match=message):
-            Plan.from_cuts(table_program(), [2], recomputed=names).validate(table_program())
+            Plan.from_cuts(table_program(), [2], schedule="gpipe", recomputed=names).validate(table_program())
 
 
 def test_many_are_chosen_greedily() -> None:
