@@ -162,12 +162,13 @@ def test_a_wrong_document_gradient_is_caught(factbook_dir: Path, tmp_path: Path)
     prepared = joint.prepare(1)
     _, right = joint.reference(prepared, pipeline.program)
     counts = torch.bincount(prepared.read, minlength=prepared.document_embedding.shape[0])
-    backward = joint._backward
+    backward = joint.towers.backward
 
-    def once_a_reader(p: Prepared, query_grad: torch.Tensor, document_grad: torch.Tensor) -> None:
-        backward(p, query_grad, document_grad * counts.clamp(min=1).unsqueeze(1))
+    def once_a_reader(features: dict[str, torch.Tensor], grad_NE: torch.Tensor) -> None:
+        again = features is prepared.document
+        backward(features, grad_NE * counts.clamp(min=1).unsqueeze(1) if again else grad_NE)
 
-    joint._backward = once_a_reader  # type: ignore[method-assign]
+    joint.towers.backward = once_a_reader  # type: ignore[method-assign]
     joint.gradients(prepared, pipeline)
     actual = {f"retriever.{n}": p.grad for n, p in joint.encoder.named_parameters() if p.grad is not None}
     worst = compare_gradients(right, actual, tolerance=1e-4)[0]
