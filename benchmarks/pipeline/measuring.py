@@ -78,7 +78,7 @@ def report(
 
 
 def busy_profile(
-    program: BlockProgram, batch: Mapping[str, Tensor], *, num_microbatches: int, repeats: int = 5
+    program: BlockProgram, batch: Mapping[str, Tensor], *, num_microbatches: int, repeats: int = 9
 ) -> Profile:
     """Trace on all ranks at once, as they will compute; everybody gets rank 0's figures (a collective)."""
     dist.barrier()
