@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
+from torch import nn
 
-from pipeline import BlockProgram, Plan
+from pipeline import Block, BlockProgram, Plan
 from pipeline.config import ParallelConfig
-from pipeline.plan import main
+from pipeline.plan import main, make_meta
 from tests.pipeline.fid_program import fid_batch, fid_program
 
 SEEN: list[list[str]] = []
@@ -84,6 +85,16 @@ def test_a_described_device_needs_no_values(config: str, tmp_path: Path, capsys:
     assert main(["--config", config, *PROGRAM, "--cluster", str(cluster)]) == 0
     out = capsys.readouterr().out
     assert "times are predicted for h100" in out and "tied over ranks" in out  # ties survive the meta device
+
+
+def test_parameters_that_two_modules_hold_stay_one_on_the_meta_device() -> None:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = first.weight
+    blocks = [Block("a", first, ("x",), ("x",)), Block("b", second, ("x",), ("losses",))]
+    program = BlockProgram(blocks, inputs=("x",), outputs=("losses",))
+    make_meta(program)
+    assert list(program.named_parameters_global()) == ["a.weight", "a.bias", "b.bias"]
+    assert second.weight is first.weight and all(p.is_meta and p.requires_grad for p in program.parameters())
 
 
 def test_capacity_that_no_plan_meets(config: str, capsys: pytest.CaptureFixture[str]) -> None:
