@@ -133,6 +133,7 @@ def make_towers_plan(config: Config, encoder: DualEncoder, store: DocumentStore,
     profile = trace(program, batch, num_microbatches=parallel.num_microbatches, lineage_samples=LINEAGE_SAMPLES)
     require_sample_lineage(profile)
     schedule = "1f1b" if parallel.num_microbatches >= parallel.pipeline_stages else "gpipe"
+    cluster = Cluster.of(parallel)
     try:
         return partition(
             Profile.from_json(mesh.broadcast(profile.to_json())),
@@ -140,6 +141,9 @@ def make_towers_plan(config: Config, encoder: DualEncoder, store: DocumentStore,
             schedule=schedule,
             num_microbatches=parallel.num_microbatches,
             objective=parallel.objective,
+            capacity_bytes=cluster.capacity_bytes,
+            link_latency_s=cluster.link_latency_s,
+            link_bytes_per_s=cluster.link_bytes_per_s,
         )
     except ValueError as error:
         raise ValueError(f"parallel.towers piped: {error}") from error

@@ -296,9 +296,10 @@ def check_same_run(config: Config, dataset: Dataset, state: dict[str, Any]) -> l
             "written: from here on the run reads other documents"
         )
     old, new = yaml.safe_load(state["config"]), yaml.safe_load(dump(config))
+    defaults = yaml.safe_load(dump(Config()))  # of fields that did not exist when the run began
     for section in ("data", "retriever", "index", "reader", "objectives", "train"):
         for name, value in new[section].items():
-            before = old[section].get(name)
+            before = old[section].get(name, defaults[section][name])
             if before == value or f"{section}.{name}" in CHANGEABLE:
                 continue
             if f"{section}.{name}" == "train.steps":
