@@ -53,7 +53,7 @@ class Beams:
 
         Returns:
             ``token`` and ``parent`` (B * W,): the new rows' tokens and the rows they continue; ``going_on`` (1,)
-            is False when every sample is done.
+            is 0 when every sample is done.
         """
         live = [h for sample in self._live for h in sample]
         assert log_p_RV.shape[0] == len(live), f"{log_p_RV.shape[0]} rows for {len(live)} hypotheses"
@@ -90,7 +90,7 @@ class Beams:
         return {
             "token": torch.tensor(token, device=log_p_RV.device),
             "parent": torch.tensor(parent, device=log_p_RV.device),
-            "going_on": torch.tensor([not all(self._done)], device=log_p_RV.device),
+            "going_on": torch.tensor([int(not all(self._done))], device=log_p_RV.device),
         }
 
     def _finish(self, b: int, made: _Hypothesis) -> None:

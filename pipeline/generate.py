@@ -88,14 +88,18 @@ def generate(
         )
 
 
+Value = tuple[str, int]  # a name and the block that wrote it (-1: a batch input); a later block may write it anew
+
+
 @dataclass
 class _Stage:
-    """What one stage keeps between tokens: tensors by name, and each block's cache."""
+    """What one stage keeps between tokens: tensors, each block's cache, and reads of blocks still to be tried."""
 
     first: int
     last: int
-    env: dict[str, Tensor]
+    env: dict[Value, Tensor]
     caches: dict[str, dict[str, Any]] = field(default_factory=dict)
+    untried: dict[str, list[Tensor]] = field(default_factory=dict)
 
 
 class _Generation:
@@ -104,12 +108,20 @@ class _Generation:
     ) -> None:
         self.pipeline, self.program, self.plan = pipeline, pipeline.program, pipeline.plan
         self.next_inputs, self.logits, self.cache = next_inputs, logits, cache
-        inputs = {name: batch[name].detach() for name in pipeline.inputs_here if name in batch}
+        inputs = {(name, -1): batch[name].detach() for name in pipeline.inputs_here if name in batch}
         bounds = self.plan.bounds()
         self.stages = {s: _Stage(*bounds[s], dict(inputs)) for s in pipeline.stages_here}
-        self.moving: set[str] = set()
+        self.moving: set[Value] = set()
         self.checked: set[str] = set()
         self.outbox = wire.Outbox()
+
+    def _value(self, name: str, before: int) -> Value:
+        """What a name stands for before block ``before``."""
+        writers = [i for i, block in enumerate(self.program.blocks[:before]) if name in block.writes]
+        return name, writers[-1] if writers else -1
+
+    def _reads(self, block: Block) -> list[Value]:
+        return [self._value(name, self.program.index(block.name)) for name in block.reads]
 
     def run(self, prompt: Tensor, beams: Beams, *, max_tokens: int) -> Generated:
         rows, tokens, past = prompt.shape[0], prompt, 0
@@ -121,13 +133,18 @@ class _Generation:
             scores = self._forward(given, rows=tokens.shape[0], first_pass=past == 0)
             chosen: dict[str, Tensor] | None = None
             if scores is not None:
-                chosen = beams.choose(scores[:, -1].double().log_softmax(-1))
+                log_p_RV = scores[:, -1].double().log_softmax(-1)
+                nothing = torch.zeros(0, dtype=torch.int64, device=log_p_RV.device)
+                nan = {"token": nothing, "parent": nothing, "going_on": nothing.new_tensor([_NAN])}
+                chosen = nan if bool(log_p_RV.isnan().any()) else beams.choose(log_p_RV)
             chosen = wire.broadcast(
                 chosen, ("token", "parent", "going_on"), source=self.plan.last_rank,
                 group=self.pipeline.group, device=self.pipeline.device,
             ) if self.pipeline.num_ranks > 1 else chosen  # fmt: skip
             assert chosen is not None
             past = tokens.shape[1]
+            if chosen["going_on"].item() == _NAN:
+                raise ValueError("the model gives NaN for the next token; look at its weights and inputs")
             if not chosen["going_on"].item():
                 break
             self._reorder(chosen["parent"], rows=tokens.shape[0])
@@ -149,22 +166,21 @@ class _Generation:
                 raise ValueError(
                     f"next_inputs gives {name!r}, which is no batch input{nearest(name, self.program.inputs)}"
                 )
-        self.moving = set(given)
-        for block in self.program.blocks:
-            self.moving -= set(block.writes)
-            if self.moving & set(block.reads):
-                self.moving |= set(block.writes)
-        if self.logits not in self.moving:
+        self.moving = {(name, -1) for name in given}
+        for i, block in enumerate(self.program.blocks):
+            if self.moving & set(self._reads(block)):
+                self.moving |= {(name, i) for name in block.writes}
+        if self._value(self.logits, len(self.program.blocks)) not in self.moving:
             raise ValueError(f"output {self.logits!r} does not depend on what next_inputs gives: {', '.join(given)}")
         for name in self.pipeline.inputs_here:
-            if name not in given and any(name not in stage.env for stage in self.stages.values()):
+            if name not in given and any((name, -1) not in stage.env for stage in self.stages.values()):
                 raise ValueError(f"neither the batch nor next_inputs gives input {name!r}")
 
     def _forward(self, given: Mapping[str, Tensor], *, rows: int, first_pass: bool) -> Tensor | None:
         """Logits, on the rank of the last stage."""
         count, result = self.plan.num_ranks, None
         for s, stage in self.stages.items():
-            stage.env |= {name: tensor for name, tensor in given.items() if name in self.pipeline.inputs_here}
+            stage.env |= {(name, -1): tensor for name, tensor in given.items() if name in self.pipeline.inputs_here}
             if s:
                 names = self._crossing(stage.first, first_pass=first_pass)
                 values = wire.receive(
@@ -174,68 +190,77 @@ class _Generation:
             recomputed = self.plan.recomputed
             again = self.program.rerun(stage.first, stage.last, recomputed=recomputed)
             for block in (*again, *self.program.blocks[stage.first : stage.last]):
-                if first_pass or self.moving & set(block.reads):
-                    self._call(block, stage, rows=rows, first_pass=first_pass)
+                if first_pass or self.moving & set(self._reads(block)):
+                    self._call(block, stage)
             if s + 1 < self.plan.num_stages:
                 names = self._crossing(stage.last, first_pass=first_pass)
                 self.outbox.send([stage.env[n] for n in names], to=(s + 1) % count, group=self.pipeline.group)
             else:
-                result = stage.env[self.logits]
+                result = stage.env[self._value(self.logits, len(self.program.blocks))]
         return result
 
-    def _crossing(self, cut: int, *, first_pass: bool) -> tuple[str, ...]:
-        names = self.program.carry(cut, recomputed=self.plan.recomputed)
-        return names if first_pass else tuple(name for name in names if name in self.moving)
+    def _crossing(self, cut: int, *, first_pass: bool) -> list[Value]:
+        values = [self._value(name, cut) for name in self.program.carry(cut, recomputed=self.plan.recomputed)]
+        return values if first_pass else [value for value in values if value in self.moving]
 
-    def _call(self, block: Block, stage: _Stage, *, rows: int, first_pass: bool) -> None:
-        reads = [stage.env[name] for name in block.reads]
-        moves = bool(self.moving & set(block.reads))
+    def _call(self, block: Block, stage: _Stage) -> None:
+        values = self._reads(block)
+        reads = [stage.env[value] for value in values]
+        moves = bool(self.moving & set(values))
         extend = getattr(block.module, "extend", None)
-        ids = stage.env.get(SAMPLE_ID)
-        with keyed.block(block.name, ids=ids):
+        with keyed.block(block.name, ids=stage.env.get((SAMPLE_ID, -1))):
             if self.cache and moves and extend is not None:
                 result = extend(stage.caches.setdefault(block.name, {}), *reads)
             else:
                 result = block.module(*reads)
                 if self.cache and moves and not block.recomputable and block.name not in self.checked:
-                    self._check_positions(block, reads, result)
-        values = (result,) if isinstance(result, Tensor) else tuple(result)
-        stage.env |= dict(zip(block.writes, values, strict=True))
+                    self._check_positions(block, stage, values, reads, _listed(result))
+        index = self.program.index(block.name)
+        stage.env |= {(name, index): tensor for name, tensor in zip(block.writes, _listed(result), strict=True)}
 
-    def _check_positions(self, block: Block, reads: list[Tensor], result: Any) -> None:
-        """Refuse a block that looks at other positions: it gives something else for a position given twice."""
+    def _check_positions(
+        self, block: Block, stage: _Stage, values: list[Value], reads: list[Tensor], result: list[Tensor]
+    ) -> None:
+        """Refuse a block that looks at earlier positions: it gives something else where they are left out.
+
+        A prompt of one token shows nothing; then the second token is looked at, with the first before it.
+        """
+        grows = [value in self.moving and tensor.dim() > 1 for value, tensor in zip(values, reads, strict=True)]
+        earlier = stage.untried.pop(block.name, None)
+        length = next((tensor.shape[1] for tensor, g in zip(reads, grows, strict=True) if g), 1)
+        if earlier is None and length == 1:
+            stage.untried[block.name] = reads
+            return
         self.checked.add(block.name)
-
-        def last(times: int) -> list[Tensor]:
-            given = []
-            for name, tensor in zip(block.reads, reads, strict=True):
-                grows = name in self.moving and tensor.dim() > 1
-                given.append(torch.cat([tensor[:, -1:]] * times, dim=1) if grows else tensor)
-            return given
-
-        def outputs(value: Any) -> list[Tensor]:
-            return [value] if isinstance(value, Tensor) else list(value)
-
         try:
-            twice = outputs(block.module(*last(2)))
+            if earlier is None:
+                with_earlier = [tensor[:, -1:] for tensor in result]
+                alone = _listed(block.module(*[t[:, -1:] if g else t for t, g in zip(reads, grows, strict=True)]))
+            else:
+                both = [torch.cat([e, t], dim=1) if g else t for e, t, g in zip(earlier, reads, grows, strict=True)]
+                with_earlier = [tensor[:, -1:] for tensor in _listed(block.module(*both))]
+                alone = [tensor[:, -1:] for tensor in result]
         except (RuntimeError, IndexError) as error:
-            raise ValueError(_MIXES.format(block.name, f"it fails on other positions than all: {error}")) from error
-        for whole, pair in zip(outputs(result), twice, strict=True):
-            right = torch.cat([whole[:, -1:]] * 2, dim=1)
+            raise ValueError(_MIXES.format(block.name, f"it fails on fewer positions: {error}")) from error
+        for right, found in zip(with_earlier, alone, strict=True):
             scale = right.double().abs().max().item() if right.numel() else 0.0
-            if pair.shape != right.shape or (pair.double() - right.double()).abs().max().item() > 1e-4 * max(
-                scale, 1e-30
-            ):
-                raise ValueError(_MIXES.format(block.name, "its result for a position changes with the others"))
+            if found.shape != right.shape or (found.double() - right.double()).abs().max() > 1e-4 * max(scale, 1e-30):
+                raise ValueError(_MIXES.format(block.name, "its result for a position changes with those before it"))
 
     def _reorder(self, parent: Tensor, *, rows: int) -> None:
         """Let row i go on from what was row ``parent[i]``."""
         if parent.shape[0] == rows and torch.equal(parent, torch.arange(rows, device=parent.device)):
             return
         for stage in self.stages.values():
-            for name, tensor in stage.env.items():
-                if self.program.axis(name) is not None and tensor.shape[0] % rows == 0:
-                    stage.env[name] = _rows(tensor, parent, rows=rows)
+            for value, tensor in stage.env.items():
+                if self.program.axis(value[0]) is not None and tensor.shape[0] % rows == 0:
+                    stage.env[value] = _rows(tensor, parent, rows=rows)
+            for name, reads in stage.untried.items():
+                axes = [self.program.axis(read) for read in self.program.blocks[self.program.index(name)].reads]
+                stage.untried[name] = [
+                    tensor if axis is None else _rows(tensor, parent, rows=rows)
+                    for tensor, axis in zip(reads, axes, strict=True)
+                ]
             for kept in stage.caches.values():
                 for key, value in kept.items():
                     if isinstance(value, Tensor):
@@ -244,10 +269,15 @@ class _Generation:
                         value.reorder_cache(parent)
 
 
+_NAN = -1  # instead of whether it goes on, so that every rank stops
 _MIXES = (
     "block {!r} cannot run on new positions alone: {}. "
     "Give its module extend(cache, *reads), or generate with cache=False"
 )
+
+
+def _listed(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
 
 
 def _rows(tensor: Tensor, parent: Tensor, *, rows: int) -> Tensor:

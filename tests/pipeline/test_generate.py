@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pipeline import Pipeline, Plan
+from pipeline import Block, BlockProgram, Pipeline, Plan
 from pipeline.generate import Generated, generate
 from tests.distributed import run_on_ranks
-from tests.pipeline.causal_program import END, V, causal_program, log_likelihood, next_inputs, source_batch
+from tests.pipeline.causal_program import END, D, V, causal_program, log_likelihood, next_inputs, source_batch
 
 PROMPT = torch.tensor([[1, 2], [3, 1], [2, 2]])
 MAX = 5
@@ -127,3 +127,78 @@ def test_mistakes() -> None:
         generate(pipeline, {}, prompt=PROMPT, next_inputs=next_inputs, end=END, max_tokens=1)
     with pytest.raises(ValueError, match=r"gives 'token', which is no batch input \(did you mean 'tokens'\?\)"):
         generate(pipeline, source_batch(), prompt=PROMPT, next_inputs=lambda t, _: {"token": t}, end=END, max_tokens=1)
+
+
+def plain_program(block: str) -> BlockProgram:
+    """Tokens -> embedding -> one block -> head that also reads the source; everything is called ``h``."""
+    torch.manual_seed(3)
+    module = {"linear": nn.Linear(D, D), "attention": Attention()}[block]
+    return (
+        BlockProgram(
+            [
+                Block("embed", nn.Embedding(V, D), ("tokens",), ("h",)),
+                Block(block, module, ("h",), ("h",)),
+                Block("head", Join(), ("h", "source"), ("logits",)),
+            ],
+            inputs=("tokens", "source"),
+            outputs=("logits",),
+        )
+        .double()
+        .eval()
+    )
+
+
+class Attention(nn.Module):
+    """Causal attention without a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(D, 3 * D)
+
+    def forward(self, h: Tensor) -> Tensor:
+        q, k, v = self.project(h).chunk(3, dim=-1)
+        mask = torch.ones(h.shape[1], h.shape[1], dtype=torch.bool).tril()
+        return h + ((q @ k.mT).masked_fill(~mask, -torch.inf)).softmax(-1) @ v
+
+
+class Join(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(V, D), nn.Linear(D, V)
+
+    def forward(self, h: Tensor, source: Tensor) -> Tensor:
+        return self.out(h * (1.0 + self.table(source).sum(1, keepdim=True)))
+
+
+def only_tokens(tokens: Tensor, past: int) -> dict[str, Tensor]:
+    return {"tokens": tokens[:, past:]}
+
+
+def test_a_name_written_anew_by_every_block_moves_with_the_tokens() -> None:
+    program = plain_program("linear")
+    pipeline, tokens = Pipeline(program, Plan.from_cuts(program, [])), PROMPT
+    for _ in range(4):
+        with torch.no_grad():
+            logits = program.run({**source_batch(), "tokens": tokens})["logits"]
+        tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], dim=1)
+    for cache in (True, False):
+        done = generate(
+            pipeline, source_batch(), prompt=PROMPT, next_inputs=only_tokens, end=-1, max_tokens=4, cache=cache
+        )
+        assert torch.equal(done.tokens, tokens[:, 2:])
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:, :1]], ids=["two tokens", "one token"])
+def test_attention_without_a_cache_is_refused_whatever_the_prompt(prompt: Tensor) -> None:
+    program = plain_program("attention")
+    pipeline = Pipeline(program, Plan.from_cuts(program, []))
+    with pytest.raises(ValueError, match="block 'attention' cannot run on new positions alone"):
+        generate(pipeline, source_batch(), prompt=prompt, next_inputs=only_tokens, end=-1, max_tokens=3, num_beams=2)
+
+
+def test_nan_is_said() -> None:
+    program = plain_program("linear")
+    program.blocks[1].module.weight.data.fill_(float("nan"))
+    pipeline = Pipeline(program, Plan.from_cuts(program, []))
+    with pytest.raises(ValueError, match="NaN"):
+        generate(pipeline, source_batch(), prompt=PROMPT, next_inputs=only_tokens, end=-1, max_tokens=2, cache=False)
