@@ -9,6 +9,9 @@ out is free:
 - `freeze_batch_norm`: uses the running statistics in training too. In evaluation the function is what it
   was; statistics are no longer learned. The usual choice for public weights that are fine-tuned.
 
+Only torch's own batch norm layers are converted. A subclass may do more in its forward (timm's BatchNormAct2d also
+activates), which would be lost, so it is refused by its path.
+
 ``torch.nn.SyncBatchNorm`` is no way out: it shares statistics between replicas, not between micro-batches.
 """
 
@@ -25,6 +28,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from pipeline.replacement import rebind_blocks
 
 Report = Callable[[str, str], None]
+_KNOWN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class FrozenBatchNorm(nn.Module):
@@ -61,7 +65,8 @@ def batch_norm_to_group_norm(module: nn.Module, *, num_groups: int = 32, report:
         The module; another one only if ``module`` is itself a batch norm.
 
     Raises:
-        ValueError: for ``num_groups`` below 1, and naming the path of a layer that cannot be converted.
+        ValueError: for ``num_groups`` below 1, and naming the path of a layer that cannot be converted (a subclass
+            of torch's layers, a lazy layer, a flat one of one channel).
     """
     if num_groups < 1:
         raise ValueError(f"num_groups is {num_groups}; it must be at least 1")
@@ -95,7 +100,7 @@ def freeze_batch_norm(module: nn.Module, *, report: Report | None = None) -> nn.
         The module; another one only if ``module`` is itself a batch norm.
 
     Raises:
-        ValueError: naming the path of a layer without running statistics.
+        ValueError: naming the path of a layer without running statistics, a lazy one, or a subclass of torch's layers.
     """
 
     def convert(path: str, norm: _BatchNorm) -> nn.Module:
@@ -114,6 +119,12 @@ def _replace(module: nn.Module, convert: Callable[[str, _BatchNorm], nn.Module],
     for path, part in found.items():
         if isinstance(part, LazyModuleMixin):
             raise ValueError(f"{path}: {type(part).__name__} has no channels yet; run the model once before converting")
+        if type(part) not in _KNOWN:
+            raise ValueError(
+                f"{path or 'the module'}: {type(part).__module__}.{type(part).__qualname__} is a batch norm of its own "
+                f"kind and may do more than normalise; write it as one of {', '.join(k.__name__ for k in _KNOWN)} "
+                "followed by whatever else it does, then convert"
+            )
     new: dict[int, nn.Module] = {}
     for path, part in found.items():  # all first, so that nothing is changed if one is refused
         if id(part) not in new:

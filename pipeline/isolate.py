@@ -50,13 +50,17 @@ def advance(block: Block, env: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @contextmanager
 def unchanged_buffers(module: nn.Module) -> Iterator[None]:
-    """Buffers and the generators' state are afterwards what they were before."""
+    """Buffers (the tensors and what they hold) and the generators' state are afterwards what they were before."""
+    bound = [(part, dict(part._buffers)) for part in module.modules()]
     before = [(buffer, buffer.clone()) for buffer in module.buffers()]
     devices = {t.device.index or 0 for t in module.parameters() if t.device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(devices)):
         try:
             yield
         finally:
+            for part, buffers in bound:
+                part._buffers.clear()
+                part._buffers.update(buffers)
             with torch.no_grad():
                 for buffer, value in before:
                     buffer.copy_(value)

@@ -208,11 +208,11 @@ class KeyedDropout(nn.Module):
 def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
     """Activation checkpointing that repeats the same draws when it recomputes in the backward."""
     now, here = _scope.get(), _block.get()
-    start = here.call if here is not None else 0
+    start, ids = (here.call, here.ids) if here is not None else (0, None)  # `rows` puts other ids back later
 
     @contextmanager
     def replay() -> Iterator[None]:
-        tokens = _scope.set(now), _block.set(_Block(here.name, here.ids, start) if here is not None else None)
+        tokens = _scope.set(now), _block.set(_Block(here.name, ids, start) if here is not None else None)
         try:
             yield
         finally:

@@ -216,7 +216,7 @@ def _remedy(mixes: str) -> str:
             "trained again. "
             "(3) Compute it once over the whole batch outside the pipeline and pass the result in as a batch input. "
             "A synchronised batch norm (torch.nn.SyncBatchNorm) shares statistics between replicas, not between "
-            "micro-batches: it helps with one micro-batch only."
+            "micro-batches, and is refused as well."
         )
     if _GENERATOR in mixes:
         return (
@@ -232,5 +232,5 @@ def _remedy(mixes: str) -> str:
         )
     return (
         "Compute it once over the whole batch outside the pipeline and pass the result in as a batch input, "
-        "rewrite it to look at one sample only, or train with one micro-batch and one stage."
+        "or rewrite it to look at one sample only."
     )

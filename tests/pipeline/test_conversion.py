@@ -96,3 +96,20 @@ def test_refused() -> None:
     assert isinstance(model[0], nn.BatchNorm2d)  # nothing was changed
     with pytest.raises(ValueError, match="the module: a BatchNorm1d of one channel"):
         batch_norm_to_group_norm(nn.BatchNorm1d(1))
+
+
+class NormAndActivation(nn.BatchNorm2d):
+    """As timm's BatchNormAct2d."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+@pytest.mark.parametrize("convert", [batch_norm_to_group_norm, batch_norm_to_layer_norm, freeze_batch_norm])
+def test_a_layer_that_does_more_than_normalise_is_refused(convert: Callable[..., nn.Module]) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(4), nn.Sequential(NormAndActivation(4))).eval()
+    x = torch.randn(2, 4, 3, 3)
+    right = model(x)
+    with pytest.raises(ValueError, match=r"1\.0: tests\..*NormAndActivation .*may do more than normalise; write it as"):
+        convert(model)
+    assert torch.equal(model(x), right)

@@ -125,6 +125,19 @@ def test_checkpoint_repeats_the_mask() -> None:
     assert torch.equal(*grads) and grads[0].abs().sum() > 0
 
 
+def test_checkpoint_repeats_the_mask_of_other_rows() -> None:
+    layer, drop = nn.Linear(6, 6), keyed.KeyedDropout(0.5)
+    grads = []
+    for run in (lambda f, x: f(x), keyed.checkpoint):
+        layer.zero_grad()
+        block = keyed.block("b", ids=torch.arange(4))
+        with keyed.scope(seed=0, step=0), block, keyed.rows(torch.arange(4) + 90):
+            y = run(lambda x: drop(drop(layer(x)).tanh()), torch.ones(4, 6, requires_grad=True))
+        y.sum().backward()  # the samples' ids are back
+        grads.append(layer.weight.grad.clone())
+    assert torch.equal(*grads) and grads[0].abs().sum() > 0
+
+
 def test_seed_of_is_stable() -> None:
     assert keyed.seed_of("a", 1) == keyed.seed_of("a", 1) < 2**64
     assert len({keyed.seed_of(*p) for p in (("a", 1), ("a1",), ("a", "1"), (1, "a"), ("", "a", 1))}) == 5

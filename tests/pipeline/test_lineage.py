@@ -202,6 +202,31 @@ def test_generator_state_and_counters_are_refused() -> None:
         require_sample_lineage(trace(program, batch, num_microbatches=1, repeats=1))
 
 
+class Rebinds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = self.mean + 1
+        return x
+
+
+def test_a_buffer_that_a_forward_rebinds_is_put_back() -> None:
+    module = Rebinds()
+    buffer = module.mean
+    assert middle(module).stateful
+    assert module.mean is buffer and buffer == 0
+
+
+def test_no_remedy_is_one_that_would_be_refused() -> None:
+    for module in (nn.BatchNorm1d(D), Apply(lambda x: x - x.mean(0))):
+        program, batch = program_of(module)
+        with pytest.raises(ValueError) as caught:  # although there is one micro-batch
+            require_sample_lineage(trace(program, batch, num_microbatches=1, repeats=1))
+        assert "one micro-batch" not in str(caught.value)
+
+
 class Documents(nn.Module):
     """Context of each sample: its K documents out of the U unique ones of the batch."""
 
