@@ -42,29 +42,57 @@ def plan_reader(
     wanted = config.reader.vision
     given = _given_plan(config) or saved
     if given is not None:
-        hoisted = all(BLOCK not in stage.blocks for stage in given.stages)
+        hoisted = not has_vision(given)
         fits = wanted == "auto" or hoisted == (wanted == "once")
         if fits or given is not saved:
             vision = VisionOnce(reader, mesh) if (hoisted if wanted == "auto" else wanted == "once") else None
             given.validate(reader if vision is None else vision.program)
-            return given, vision, ""
-    if wanted == "repeated":
-        profile = _trace(config, reader, _share(config, joint, mesh, None), mesh)
-        return _partition(config, profile), None, ""
+            return given, vision, _kept(config, "plan.json") if given is saved else ""
+    vision, profile, said = choose_vision(config, reader, joint, mesh)
+    program = reader if vision is None else vision.program
+    profile = profile or _trace(config, program, planned_batch(config, joint, vision), mesh)
+    return _partition(config, profile), vision, said
+
+
+def has_vision(plan: Plan) -> bool:
+    """Whether a plan is for the reader with its vision block."""
+    return any(BLOCK in stage.blocks for stage in plan.stages)
+
+
+def choose_vision(
+    config: Config, reader: BlockProgram, joint: JointStep, mesh: Mesh
+) -> tuple[VisionOnce | None, Profile | None, str]:
+    """What ``reader.vision`` makes of the reader where no plan is given; see `plan_reader` for the arguments.
+
+    Returns:
+        The reader without its vision block (None: with it), its profile if it had to be traced to decide, and what
+        to say of the decision.
+    """
+    if config.reader.vision == "repeated":
+        return None, None, ""
     vision = VisionOnce(reader, mesh)
-    rest = _trace(config, vision.program, _share(config, joint, mesh, vision), mesh)
-    if wanted == "once":
-        return _partition(config, rest), vision, ""
-    whole = _trace(config, reader, _share(config, joint, mesh, None), mesh)
-    sharing = joint.sharing()
+    if config.reader.vision == "once":
+        return vision, None, ""
+    rest = _trace(config, vision.program, planned_batch(config, joint, vision), mesh)
+    whole = _trace(config, reader, planned_batch(config, joint, None), mesh)
+    sharing, parallel = joint.sharing(), config.parallel
     once, repeated_s, once_s = choose(
-        whole, rest, partition=lambda profile: _partition(config, profile), sharing=sharing, num_ranks=mesh.size
-    )
+        whole, rest, partition=lambda profile: _partition(config, profile), sharing=sharing,
+        num_ranks=parallel.pipeline_stages * parallel.data_replicas,
+    )  # fmt: skip
     said = (
         f"pictures: {sharing:.2f} pairs read each document; predicted {repeated_s * 1e3:.0f} ms a step with pictures "
         f"encoded per pair, {once_s * 1e3:.0f} ms with each encoded once, so {'once' if once else 'per pair'}"
     )
-    return (_partition(config, rest), vision, said) if once else (_partition(config, whole), None, said)
+    return (vision, rest, said) if once else (None, whole, said)
+
+
+def _kept(config: Config, name: str) -> str:
+    path = Path(config.run_dir) / name
+    return (
+        f"kept the plan {path} of the run, whatever parallel.pins, objective, capacity_bytes and cluster say now; "
+        "remove it to plan anew"
+    )
 
 
 def _given_plan(config: Config) -> Plan | None:
@@ -83,14 +111,14 @@ def _given_plan(config: Config) -> Plan | None:
     return plan
 
 
-def _share(config: Config, joint: JointStep, mesh: Mesh, vision: VisionOnce | None) -> dict[str, Tensor]:
-    """A replica's batch."""
+def planned_batch(config: Config, joint: JointStep, vision: VisionOnce | None) -> dict[str, Tensor]:
+    """A replica's batch of the reader, or of the reader without its vision block."""
     example = joint.example()
     batch = joint.reader_inputs(example, example.query_embedding, example.document_embedding)
     if vision is not None:
         image_N3SS, row_P = vision.images(example)
         batch = vision.inputs(batch, vision.embed(image_N3SS).requires_grad_(), row_P)
-    return replica_share(batch, config.train.batch_size, 0, mesh.num_replicas)
+    return replica_share(batch, config.train.batch_size, 0, config.parallel.data_replicas)
 
 
 def _trace(config: Config, program: BlockProgram, batch: dict[str, Tensor], mesh: Mesh) -> Profile:

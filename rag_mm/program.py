@@ -5,6 +5,7 @@ The planner knows nothing of this package; it finds this function by its import 
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
@@ -12,19 +13,23 @@ from torch import Tensor
 
 from data.command_line import parse
 from data.dataset import Dataset
-from pipeline import BlockProgram
+from pipeline import BlockProgram, Plan
 from pipeline.config import ParallelConfig
 from rag_mm.config import Config
 from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
 from rag_mm.model import build_model
-from rag_mm.prepared import replica_share
+from rag_mm.planning import choose_vision, has_vision, planned_batch
 from rag_mm.step import JointStep
 from rag_mm.towers import DealtTowers
+from rag_mm.vision_once import VisionOnce
 
 
 def for_planning(config_path: str, overrides: list[str]) -> tuple[BlockProgram, dict[str, Tensor], ParallelConfig]:
-    """The program, one replica's batch of it, and the layout asked for.
+    """The program that training would cut, one replica's batch of it, and the layout asked for.
+
+    ``reader.vision`` decides as in training whether the program has the vision block; what ``auto`` finds is said on
+    stderr. It looks at the configuration alone, not at ``--stages``, ``--microbatches`` and ``--cluster``.
 
     Args:
         config_path: YAML file of a run, or "" for the defaults.
@@ -41,8 +46,21 @@ def for_planning(config_path: str, overrides: list[str]) -> tuple[BlockProgram, 
     )  # fmt: skip
     towers = DealtTowers(model.encoder, mesh)
     joint = JointStep(config, dataset, towers=towers, collator=model.collator, memory=memory, mesh=mesh)
-    example = joint.example()
-    batch = joint.reader_inputs(example, example.query_embedding, example.document_embedding)
     torch.set_num_threads(config.train.threads)
-    share = replica_share(batch, config.train.batch_size, 0, config.parallel.data_replicas)
-    return model.reader.train(), share, config.parallel
+    reader = model.reader.train()
+    vision, said = _vision(config, reader, joint, mesh)
+    if said:
+        print(f"for parallel.pipeline_stages {config.parallel.pipeline_stages}, {said}", file=sys.stderr)
+    if config.parallel.towers == "piped":
+        print("parallel.towers piped: this is the reader's plan; training cuts the towers itself", file=sys.stderr)
+    program = reader if vision is None else vision.program
+    return program, planned_batch(config, joint, vision), config.parallel
+
+
+def _vision(config: Config, reader: BlockProgram, joint: JointStep, mesh: Mesh) -> tuple[VisionOnce | None, str]:
+    """As training would: what a given plan says, or what `choose_vision` finds."""
+    if config.parallel.plan and config.reader.vision == "auto":
+        given = Plan.from_json(Path(config.parallel.plan).read_text())
+        return None if has_vision(given) else VisionOnce(reader, mesh), ""
+    vision, _, said = choose_vision(config, reader, joint, mesh)
+    return vision, said

@@ -1,0 +1,69 @@
+"""The command's plan is one that training takes: both cut the same program, whatever ``reader.vision`` says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline import Plan
+from pipeline.plan import main
+from rag_mm import planning, program
+from rag_mm.program import for_planning
+from tests.rag_mm.joint_setup import READER
+
+SMALL = (
+    "--reader.width", str(READER.width), "--reader.heads", "2", "--reader.ffn_width", "24",
+    "--reader.encoder_layers", "1", "--train.batch_size", "8", "--train.pair_batch_size", "8",
+    "--parallel.pipeline_stages", "2", "--parallel.num_microbatches", "2",
+)  # fmt: skip
+
+
+def flags(data: Path, *more: str) -> list[str]:
+    return ["--data.dir", str(data), *SMALL, *more]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"run_dir: {tmp_path / 'run'}\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("vision", ["repeated", "once"])
+def test_the_command_cuts_what_training_cuts(
+    factbook_dir: Path, tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str], vision: str
+) -> None:
+    given, options = tmp_path / "plan.json", flags(factbook_dir, "--reader.vision", vision)
+    assert main(["--config", config, *options, "--json"]) == 0
+    out, err = capsys.readouterr()
+    names = [name for stage in json.loads(out)["stages"] for name in stage["blocks"]]
+    assert ("vision" in names) == (vision == "repeated")
+    assert "piped" not in err
+    given.write_text(out)
+    for asked in (vision, "auto"):
+        whole, batch, parallel = for_planning(
+            config, flags(factbook_dir, "--reader.vision", asked, "--parallel.plan", str(given))
+        )
+        Plan.from_json(Path(parallel.plan).read_text()).validate(whole)
+        assert set(batch) >= set(whole.inputs)
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_auto_is_decided_and_said_as_in_training(
+    factbook_dir: Path, config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, once: bool
+) -> None:
+    ranks = []
+
+    def choose(*_: object, num_ranks: int, **__: object) -> tuple[bool, float, float]:
+        ranks.append(num_ranks)
+        return once, 2.0, 1.0
+
+    monkeypatch.setattr(planning, "choose", choose)
+    options = ("--reader.vision", "auto", "--parallel.towers", "piped", "--parallel.data_replicas", "2")
+    reader, batch, _ = program.for_planning(config, flags(factbook_dir, *options))
+    assert ("vision" in [block.name for block in reader.blocks]) != once
+    assert reader.num_samples(batch) == 4 and ranks == [4]
+    err = capsys.readouterr().err
+    assert f"so {'once' if once else 'per pair'}" in err and "parallel.towers piped" in err
