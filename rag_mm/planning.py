@@ -47,7 +47,7 @@ def plan_reader(
         if fits or given is not saved:
             vision = VisionOnce(reader, mesh) if (hoisted if wanted == "auto" else wanted == "once") else None
             given.validate(reader if vision is None else vision.program)
-            return given, vision, _kept(config, "plan.json") if given is saved else ""
+            return given, vision, kept_plan(config, "plan.json") if given is saved else ""
     vision, profile, said = choose_vision(config, reader, joint, mesh)
     program = reader if vision is None else vision.program
     profile = profile or _trace(config, program, planned_batch(config, joint, vision), mesh)
@@ -87,7 +87,8 @@ def choose_vision(
     return (vision, rest, said) if once else (None, whole, said)
 
 
-def _kept(config: Config, name: str) -> str:
+def kept_plan(config: Config, name: str) -> str:
+    """What to say where a run goes on with a plan of its folder."""
     path = Path(config.run_dir) / name
     return (
         f"kept the plan {path} of the run, whatever parallel.pins, objective, capacity_bytes and cluster say now; "

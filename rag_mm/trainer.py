@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import yaml
 from rich.console import Console
 
@@ -22,6 +23,7 @@ from data.command_line import dump, fail, parse
 from data.dataset import Dataset
 from pipeline import Pipeline, Plan
 from pipeline.forecast import forecast
+from pipeline.roll_call import LostRankError, RollCall
 from pipeline.timeline import write_timeline
 from rag_mm import checkpoint, launch
 from rag_mm.config import Config
@@ -30,7 +32,7 @@ from rag_mm.mesh import Mesh
 from rag_mm.metrics import LiveLine, MetricsWriter, peak_memory_bytes
 from rag_mm.model import build_model
 from rag_mm.optimizer import Optimizer
-from rag_mm.planning import make_towers_plan, plan_reader
+from rag_mm.planning import kept_plan, make_towers_plan, plan_reader
 from rag_mm.proof import ProofError, prove
 from rag_mm.step import JointStep
 from rag_mm.towers import DealtTowers, PipedTowers, Towers
@@ -75,7 +77,9 @@ class Trainer:
         self.pipeline.release_other_stages()
         self.towers.release()
         self.optimizer = Optimizer(config.train, self.towers, self.pipeline, self.vision, self.mesh)
+        self._roll_call = RollCall(dist.group.WORLD, what="run") if self.mesh.size > 1 else None
         self.step = 0
+        self.trained = 0  # steps of this process
         self.skipped = 0
 
     def _make_pipeline(self) -> Pipeline:
@@ -102,8 +106,11 @@ class Trainer:
         path = self.run_dir / "towers.json"
         saved = path.read_text() if self.mesh.is_first and self.checkpoints and path.exists() else None
         text = self.mesh.broadcast(saved)
-        plan = None if text is None else Plan.from_json(text)
-        if plan is None or plan.num_ranks != self.mesh.num_stages:
+        plan, parallel = None if text is None else Plan.from_json(text), self.config.parallel
+        layout = (parallel.pipeline_stages, parallel.num_microbatches)
+        if plan is not None and (plan.num_ranks, plan.num_microbatches) == layout:
+            self._say(kept_plan(self.config, "towers.json"))
+        else:
             plan = make_towers_plan(self.config, self.model.encoder, self.dataset.store, self.mesh)
         if self.mesh.is_first:
             self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -180,7 +187,8 @@ class Trainer:
         live = LiveLine(self.console, title="training", start=self.step, steps=steps)
         with live, contextlib.closing(writer) if writer else contextlib.nullcontext():
             while self.step < steps:
-                record = self.train_step()
+                with self.watched():
+                    record = self.train_step()
                 if writer is not None:
                     writer.write(record)
                     live.update(record)
@@ -198,6 +206,10 @@ class Trainer:
         self._draw_timeline()
         return 0
 
+    def watched(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, the error of a lost connection names the rank that died."""
+        return contextlib.nullcontext() if self._roll_call is None else self._roll_call.names_the_dead()
+
     def train_step(self) -> dict[str, Any]:
         """One step; gives its line of metrics."""
         step, train = self.step, self.config.train
@@ -213,6 +225,7 @@ class Trainer:
         norm, rates, taken = self.optimizer.step(step)
         self.skipped += not taken
         self.step += 1
+        self.trained += 1
         done = time.perf_counter()
         return {
             "step": self.step,
@@ -253,7 +266,7 @@ class Trainer:
 
     def _draw_timeline(self) -> None:
         """The last step as the plan expected it and as it was, beside the plan."""
-        if not self.config.parallel.timeline or not self.joint.reads(self.step - 1):
+        if not self.config.parallel.timeline or not self.trained or not self.joint.reads(self.step - 1):
             return
         measured = self.pipeline.events()
         if self.mesh.is_first and measured:
@@ -344,7 +357,11 @@ def main(argv: Sequence[str]) -> int:
             if first:
                 print(error, file=sys.stderr)
             return launch.EXIT_FAILED
-        status = trainer.run(interrupt)
+        try:
+            status = trainer.run(interrupt)
+        except LostRankError as error:
+            print(f"rank {trainer.mesh.rank} stops: {error}", file=sys.stderr)
+            return launch.EXIT_FAILED
     launch.leave()
     return status
 
