@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from pipeline.isolate import call, cut_off, unchanged_buffers
+from pipeline.isolate import call, cut_off, generator_states, unchanged_buffers
 from pipeline.program import SAMPLE_ID, Block, BlockProgram
 
 _Disturb = Callable[[Tensor, Tensor], Tensor]  # (rows of the whole batch, index of rows to change) -> new
@@ -51,6 +51,7 @@ class Experiment:
     """A block, the tensors before it, and what it writes undisturbed (``base``).
 
     Attributes:
+        draws: whether a forward moves the state of torch's global generators.
         floor: by output, how far two undisturbed runs differ (0 where a block is deterministic).
     """
 
@@ -58,6 +59,7 @@ class Experiment:
         self.program, self.block, self.env = program, block, env
         self.ids = env.get(SAMPLE_ID)
         self.num_samples = program.num_samples(env)
+        self.draws = False
         self.base = self.run({})
         again = self.run({}, generator_seed=1)
         self.floor = {
@@ -72,7 +74,10 @@ class Experiment:
         with torch.no_grad(), unchanged_buffers(self.block.module):
             torch.manual_seed(generator_seed)  # the generators are put back afterwards
             inputs = cut_off(self.block, {**self.env, **changed}, set())
+            before = generator_states(self.block.module, inputs)
             written = call(self.block, inputs, ids=self.ids if ids is None else ids)
+            after = generator_states(self.block.module, inputs)
+            self.draws |= not all(map(torch.equal, before, after))
             return {name: tensor.clone() for name, tensor in written.items()}
 
     def rows(self, tensor: Tensor, samples: Tensor) -> Tensor:

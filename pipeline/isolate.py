@@ -48,6 +48,12 @@ def advance(block: Block, env: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**env, **{name: tensor.detach() for name, tensor in written.items()}}
 
 
+def generator_states(module: nn.Module, env: Mapping[str, Tensor]) -> list[Tensor]:
+    """States of the global generators that a forward of the module can draw from: the CPU's and its CUDA devices'."""
+    devices = {t.device for t in (*module.parameters(), *env.values()) if t.device.type == "cuda"}
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in sorted(devices, key=str))]
+
+
 @contextmanager
 def unchanged_buffers(module: nn.Module) -> Iterator[None]:
     """Buffers (the tensors and what they hold) and the generators' state are afterwards what they were before."""

@@ -68,6 +68,7 @@ def classify(program: BlockProgram, block: Block, env: Mapping[str, Tensor], *, 
         raise ValueError("cross-sample dependencies cannot be tested on a batch of 1 sample; use at least 2")
     stateful = _is_stateful(block, env)
     experiment = Experiment(program, block, env)
+    samples = torch.arange(num_samples)
     for name, base in experiment.base.items():
         if program.axis(name) is not None and (base.dim() == 0 or base.shape[0] % num_samples):
             raise ValueError(
@@ -76,9 +77,11 @@ def classify(program: BlockProgram, block: Block, env: Mapping[str, Tensor], *, 
             )
         scale = base.double().nan_to_num().abs().max().item() if base.numel() else 0.0
         if experiment.floor[name] > 1e-3 * max(scale, 1e-30):
-            where = _where(experiment, {}, torch.arange(num_samples), generator_seed=1)
+            where = _where(experiment, {}, samples, generator_seed=1)
             return Lineage("batch", stateful, f"{where}: two runs on equal inputs differ in {name!r}; {_GENERATOR}")
-    samples = torch.arange(num_samples)
+    if experiment.draws:
+        where = _where(experiment, {}, samples, generator_seed=1)
+        return Lineage("batch", stateful, f"{where}: its forward moves torch's global generator; {_GENERATOR}")
     for bit in range((num_samples - 1).bit_length()):
         for side in (0, 1):
             touched, untouched = samples[samples >> bit & 1 == side], samples[samples >> bit & 1 != side]

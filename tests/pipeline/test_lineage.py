@@ -202,6 +202,21 @@ def test_generator_state_and_counters_are_refused() -> None:
         require_sample_lineage(trace(program, batch, num_microbatches=1, repeats=1))
 
 
+def rarely(x: Tensor) -> Tensor:
+    return torch.where(torch.rand(()) < 1e-30, -x, x)
+
+
+def little(x: Tensor) -> Tensor:
+    return x + 1e-4 * torch.randn_like(x)
+
+
+@pytest.mark.parametrize(("function", "named"), [(little, "in randn_like"), (rarely, "")])
+def test_a_draw_counts_however_little_it_changes(function: Callable[[Tensor], Tensor], named: str) -> None:
+    program, batch = program_of(nn.Sequential(nn.ReLU(), Apply(function)))
+    with pytest.raises(ValueError, match=rf"in middle.*{named}.*moves torch's global generator.*make_keyed"):
+        require_sample_lineage(trace(program, batch, num_microbatches=1, repeats=1))
+
+
 class Rebinds(nn.Module):
     def __init__(self) -> None:
         super().__init__()
