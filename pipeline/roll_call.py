@@ -21,20 +21,28 @@ from typing import Any
 
 import torch.distributed as dist
 
+
+class LostRankError(RuntimeError):
+    """Another rank died or is silent; the message names it."""
+
+
 WAIT_S = 5.0  # for other hosts to say something
 EXIT_S = 2.0  # a process closes its connections before it is seen to have ended
 
 
 @dataclass(frozen=True)
 class _Member:
-    rank: int  # of the pipeline
+    rank: int  # in its group
+    group: str
     global_rank: int
     host: str
     pid: int
 
     @property
     def name(self) -> str:
-        return f"rank {self.rank} of the pipeline (global rank {self.global_rank}, process {self.pid} on {self.host})"
+        return (
+            f"rank {self.rank} of the {self.group} (global rank {self.global_rank}, process {self.pid} on {self.host})"
+        )
 
     def is_gone(self) -> bool:
         """Whether the process has ended; only asked on its own host."""
@@ -46,11 +54,15 @@ class _Member:
 
 
 class RollCall:
-    """The members of one pipeline; made by all of them together (a small collective)."""
+    """The members of a group; made by all of them together (a small collective).
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    Args:
+        what: what the group is, for messages.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, *, what: str = "pipeline") -> None:
         self._group = group
-        mine = _Member(dist.get_rank(group), dist.get_rank(), socket.gethostname(), os.getpid())
+        mine = _Member(dist.get_rank(group), what, dist.get_rank(), socket.gethostname(), os.getpid())
         gathered: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(gathered, mine, group=group)
         self._members: list[_Member] = gathered
@@ -59,14 +71,20 @@ class RollCall:
 
     @contextmanager
     def names_the_dead(self) -> Iterator[None]:
-        """Turn the error of a lost peer into one that names it; any other error passes."""
+        """Turn the error of a lost peer into one that names it; any other error passes.
+
+        Raises:
+            LostRankError: naming who died, or who is silent.
+        """
         try:
             yield
+        except LostRankError:
+            raise
         except RuntimeError as error:
             found = self._missing()
             if not found:
                 raise
-            raise RuntimeError(f"{found}. What this rank saw: {str(error).splitlines()[0]}") from error
+            raise LostRankError(f"{found}. What this rank saw: {str(error).splitlines()[0]}") from error
 
     def _missing(self) -> str:
         """Who is gone, as far as this host and the others know; empty if nobody is missed."""

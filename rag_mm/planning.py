@@ -78,6 +78,7 @@ def choose_vision(
     sharing, parallel = joint.sharing(), config.parallel
     once, repeated_s, once_s = choose(
         whole, rest, partition=lambda profile: _partition(config, profile), sharing=sharing,
+        k=config.retriever.k if config.train.documents == "retrieved" else 1, num_replicas=parallel.data_replicas,
         num_ranks=parallel.pipeline_stages * parallel.data_replicas,
     )  # fmt: skip
     said = (

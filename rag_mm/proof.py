@@ -44,18 +44,21 @@ def prove(
         return "proof: off (parallel.verify)"
     if mode == "shrunk":
         pipeline, vision = _shrunk(config, joint, pipeline, vision)
-    actual = _gradients(joint, prepared, pipeline, vision)
+    loss, actual = _gradients(joint, prepared, pipeline, vision)
     if mode == "staged":
         several = pipeline.plan.num_stages > pipeline.plan.num_ranks
         whole = Pipeline(
             pipeline.program, pipeline.plan, group=pipeline.group, num_microbatches=1,
             schedule="interleaved" if several else "gpipe", timeout_s=config.parallel.timeout_s,
         )  # fmt: skip
-        right = _gradients(joint, prepared, whole, vision)
+        right_loss, right = _gradients(joint, prepared, whole, vision)
     else:
-        _, right = joint.reference(prepared, pipeline.program if vision is None else vision.whole)
+        right_loss, right = joint.reference(prepared, pipeline.program if vision is None else vision.whole)
     report = gradient_report(right, actual, tolerance=tolerance)
-    messages = joint.mesh.gather("" if report else report.message)
+    message = "" if report else report.message
+    if not abs(loss - right_loss) <= tolerance * max(abs(right_loss), 1e-12):
+        message = f"the loss is {loss:.7g}, {right_loss:.7g} would be right\n{message}".rstrip()
+    messages = joint.mesh.gather(message)
     bad = [f"rank {rank}: {message}" for rank, message in enumerate(messages) if message]
     if bad:
         raise ProofError(
@@ -65,13 +68,13 @@ def prove(
         )
     worst = max(joint.mesh.gather((report.worst_error, report.worst)))
     count = sum(joint.mesh.gather(report.num_compared))
-    return f"proof: {mode}, {count} gradients agree with one device, largest error {worst[0]:.1e} ({worst[1]})"
+    return f"proof: {mode}, loss and {count} gradients agree with one device, largest error {worst[0]:.1e} ({worst[1]})"
 
 
 def _gradients(
     joint: JointStep, prepared: Prepared, pipeline: Pipeline, vision: VisionOnce | None
-) -> dict[str, torch.Tensor]:
-    """This rank's gradients by name; ``.grad`` is empty afterwards."""
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """The loss and this rank's gradients by name; ``.grad`` is empty afterwards."""
     reader = {**pipeline.parameters_here, **({} if vision is None else vision.parameters)}
     parameters = {f"reader.{n}": p for n, p in reader.items() if p.requires_grad}
     if joint.trains_retriever(prepared.step):
@@ -79,11 +82,11 @@ def _gradients(
         parameters |= {f"retriever.{n}": p for n, p in towers.items()}
     for parameter in parameters.values():
         parameter.grad = None
-    joint.gradients(prepared, pipeline, vision)
+    outcome = joint.gradients(prepared, pipeline, vision)
     grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in parameters.items()}
     for parameter in parameters.values():
         parameter.grad = None
-    return grads
+    return outcome.loss, grads
 
 
 def _shrunk(

@@ -22,6 +22,7 @@ from rich.console import Console
 from data.command_line import dump, fail, parse
 from data.dataset import Dataset
 from pipeline import Pipeline, Plan
+from pipeline.cluster import Cluster
 from pipeline.forecast import forecast
 from pipeline.roll_call import LostRankError, RollCall
 from pipeline.timeline import write_timeline
@@ -77,7 +78,8 @@ class Trainer:
         self.pipeline.release_other_stages()
         self.towers.release()
         self.optimizer = Optimizer(config.train, self.towers, self.pipeline, self.vision, self.mesh)
-        self._roll_call = RollCall(dist.group.WORLD, what="run") if self.mesh.size > 1 else None
+        world = dist.group.WORLD
+        self._roll_call = RollCall(world, what="run") if self.mesh.size > 1 and world is not None else None
         self.step = 0
         self.trained = 0  # steps of this process
         self.skipped = 0
@@ -271,7 +273,8 @@ class Trainer:
         measured = self.pipeline.events()
         if self.mesh.is_first and measured:
             plan, path = self.pipeline.plan, self.run_dir / "timeline.png"
-            expected = {"expected by the plan": forecast(plan).events} if plan.step_s else {}
+            link = Cluster.of(self.config.parallel).link
+            expected = {"expected by the plan": forecast(plan, link=link).events} if plan.step_s else {}
             write_timeline(path, {**expected, "measured in the last step": measured}, num_ranks=plan.num_ranks)
             self._say(f"the last step, drawn: {path}")
 

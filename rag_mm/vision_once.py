@@ -87,19 +87,28 @@ class VisionOnce:
 
 
 def choose(
-    whole: Profile, rest: Profile, *, partition: Callable[[Profile], Plan], sharing: float, num_ranks: int
+    whole: Profile,
+    rest: Profile,
+    *,
+    partition: Callable[[Profile], Plan],
+    sharing: float,
+    k: int,
+    num_replicas: int,
+    num_ranks: int,
 ) -> tuple[bool, float, float]:
     """Whether to encode once; and the predicted seconds of a step with pictures encoded per pair, and once.
 
     Args:
-        whole, rest: profiles of the whole reader and of the reader without the vision block.
+        whole, rest: profiles of the whole reader and of the reader without the vision block, for one replica.
         partition: makes the plan of a profile.
-        sharing: pairs for each different document, at least 1.
-        num_ranks: over which the pictures are dealt out.
+        sharing: pairs for each different document, at least 1. A question's own picture is nobody else's.
+        k: pairs of a question.
+        num_ranks: over which the pictures of all ``num_replicas`` replicas are dealt out.
     """
     vision = whole.blocks[0]
     assert vision.name == BLOCK and whole.num_microbatches == rest.num_microbatches
-    twice = vision.forward_s * 2 + vision.backward_s
     repeated_s = partition(whole).step_s
-    once_s = partition(rest).step_s + whole.num_microbatches * twice / sharing / num_ranks
+    twice = vision.forward_s * 2 + vision.backward_s
+    different = (1 + k / sharing) / (1 + k)  # of the pictures that a micro-batch encodes
+    once_s = partition(rest).step_s + whole.num_microbatches * num_replicas * twice * different / num_ranks
     return once_s < repeated_s, repeated_s, once_s

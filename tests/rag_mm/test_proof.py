@@ -71,6 +71,17 @@ def _mean_of_means(joint: JointStep, prepared: Prepared) -> AbstractContextManag
     return patch.object(LossHead, "outputs", averaged)
 
 
+def _a_constant(joint: JointStep, prepared: Prepared) -> AbstractContextManager[Any]:
+    """Micro-batches add something that has no gradient."""
+    outputs, num_samples = LossHead.outputs, len(prepared.samples)
+
+    def shifted(self: LossHead, fused: Any, alone: Any, targets: Any, score_Bk: Tensor) -> tuple[Tensor, Tensor]:
+        losses, statistics = outputs(self, fused, alone, targets, score_Bk)
+        return losses + (targets.sample_weight_B.shape[0] < num_samples), statistics
+
+    return patch.object(LossHead, "outputs", shifted)
+
+
 Variant = Callable[[JointStep, Prepared], AbstractContextManager[Any]]
 
 
@@ -100,7 +111,7 @@ def test_the_right_program_passes_in_every_mode(factbook_dir: Path, tmp_path: Pa
     assert first == second
     for mode in MODES:
         assert re.match(
-            rf"proof: {mode}, \d+ gradients agree with one device, largest error \d\.\de-0[67]", first[mode]
+            rf"proof: {mode}, loss and \d+ gradients agree with one device, largest error \d\.\de-0[67]", first[mode]
         )
 
 
@@ -124,6 +135,15 @@ def test_wrong_variants_are_refused_and_named(
                 assert re.search(rf"rank [01]: (.|\n)*\n  {named}", verdicts[mode]), verdicts[mode]
             else:
                 assert verdicts[mode].startswith("proof: staged"), verdicts[mode]
+
+
+def test_a_wrong_loss_with_right_gradients_is_refused(factbook_dir: Path, tmp_path: Path) -> None:
+    ranks = run_on_ranks(_verdicts, 2, _a_constant, "fid", "1f1b", MODES, factbook_dir, tmp_path)
+    for verdicts in ranks:
+        for mode in MODES:
+            assert re.search(
+                rf"parallel.verify {mode} failed(.|\n)*the loss is \S+, \S+ would be right", verdicts[mode]
+            )
 
 
 def _shrunk_on_many_stages(directory: Path, run_dir: Path) -> str:

@@ -76,25 +76,34 @@ def profile(*seconds: float) -> Profile:
     return Profile(blocks, (0, 0, 0), 4, 8)
 
 
+def predicted(sharing: float, *, k: int = 3, replicas: int = 1, ranks: int = 1) -> tuple[bool, float, float]:
+    whole = profile(1.0, 1.0, 1.0)
+    return choose(
+        whole, Profile(whole.blocks[1:], whole.carry_bytes[1:], 4, 8), sharing=sharing, k=k, num_replicas=replicas,
+        num_ranks=ranks, partition=lambda p: partition(p, num_stages=1, schedule="gpipe", num_microbatches=4),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("vision_s", "sharing", "once"),
+    ("sharing", "once"),
     [
-        (1.0, 1.0, False),  # nothing shared: a second forward for nothing
-        (1.0, 4.0, True),  # 4 x 4 / 4 / 1 = 4 instead of 4 x 3 = 12 s
-        (1.0, 1.3, False),  # a third more work: shared 1.33 times it would be even
-        (1.0, 1.4, True),
+        (1.0, False),  # nothing shared: a second forward for nothing
+        (1.4, False),  # 4 x 4 x (1 + 3 / 1.4) / 4 = 12.6 instead of 4 x 3 = 12 s
+        (1.6, True),  # 11.5
+        (8.0, True),
     ],
 )
-def test_the_faster_one_is_chosen(vision_s: float, sharing: float, once: bool):
-    whole = profile(vision_s, 1.0, 1.0)
-    rest = Profile(whole.blocks[1:], whole.carry_bytes[1:], 4, 8)
-    chosen, repeated_s, once_s = choose(
-        whole, rest, sharing=sharing, num_ranks=1,
-        partition=lambda p: partition(p, num_stages=1, schedule="gpipe", num_microbatches=4),
-    )  # fmt: skip
+def test_the_faster_one_is_chosen(sharing: float, once: bool):
+    chosen, repeated_s, once_s = predicted(sharing)
     assert chosen is once
-    assert repeated_s == pytest.approx(4 * 3 * (vision_s + 2.0))
-    assert once_s == pytest.approx(4 * 3 * 2.0 + 4 * 4 * vision_s / sharing)
+    assert repeated_s == pytest.approx(4 * 3 * 3.0)
+    assert once_s == pytest.approx(4 * 3 * 2.0 + 4 * 4 * (1 + 3 / sharing) / 4)
+
+
+def test_replicas_bring_as_many_pictures_as_ranks():
+    """Two replicas on two ranks: each rank encodes what one replica on one rank does."""
+    assert predicted(1.0, replicas=2, ranks=2) == predicted(1.0)
+    assert predicted(1.0, ranks=2)[2] < predicted(1.0)[2]  # two ranks of one pipeline share the pictures
 
 
 def test_gradients_of_the_vision_block_add_up(factbook_dir: Path, tmp_path: Path):
