@@ -75,8 +75,8 @@ def trace(
             NaN or a mixing that depends on them is not looked for again.
 
     Raises:
-        ValueError: if the batch does not divide, a block gives NaN (the error names it), or values are needed
-            of meta tensors.
+        ValueError: if the batch does not divide, a block gives NaN forward or backward (the error names it), or values
+            are needed of meta tensors.
     """
     if repeats < 1 or warmup < 0:
         raise ValueError(f"repeats is {repeats} and warmup {warmup}; at least 1 and 0 are needed")
@@ -216,8 +216,14 @@ def _measure(
             if tensor.is_floating_point() and tensor.isnan().any():
                 raise ValueError(f"block {block.name!r} gives NaN in {name!r} on the traced batch")
         start = _now(env)
-        trains = _backward(block, inputs, written)
-        backward_s.append(_now(env) - start if trains else 0.0)
+        gradients = _backward(block, inputs, written)
+        backward_s.append(_now(env) - start if gradients else 0.0)
+        for name, gradient in gradients:
+            if gradient.isnan().any():
+                raise ValueError(
+                    f"block {block.name!r} gives NaN in the gradient of {name!r} on the traced batch, although its "
+                    "outputs have none; look for a root, norm or logarithm of 0, or a division that torch.where hides"
+                )
     cost, written = _count(block, env, wants, None)
     times = (statistics.median(forward_s[warmup:]), statistics.median(backward_s[warmup:]))
     return replace(cost, forward_s=times[0], backward_s=times[1]), written
@@ -249,14 +255,16 @@ def _count(
     return cost, written
 
 
-def _backward(block: Block, inputs: Mapping[str, Tensor], written: Mapping[str, Tensor]) -> bool:
-    """Run the block's backward; False if there is nothing to train in it or before it."""
+def _backward(block: Block, inputs: Mapping[str, Tensor], written: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    """Run the block's backward, from ones; named gradients, none if there is nothing to train in it or before it."""
     roots = [t for t in written.values() if t.requires_grad]
-    wanted = [t for t in (*block.module.parameters(), *inputs.values()) if t.requires_grad]
+    named = (*block.module.named_parameters(), *inputs.items())
+    wanted = [(name, t) for name, t in named if t.requires_grad]
     if not roots or not wanted:
-        return False
-    torch.autograd.grad(roots, wanted, [torch.ones_like(t) for t in roots], allow_unused=True)
-    return True
+        return []
+    ones = [torch.ones_like(t) for t in roots]
+    found = torch.autograd.grad(roots, [t for _, t in wanted], ones, allow_unused=True)
+    return [(name, gradient) for (name, _), gradient in zip(wanted, found, strict=True) if gradient is not None]
 
 
 def _saving(saved: dict[int, int], own: set[int]) -> torch.autograd.graph.saved_tensors_hooks:

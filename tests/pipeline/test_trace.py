@@ -41,6 +41,19 @@ def test_nan_names_the_block() -> None:
         trace(program, {"x": torch.randn(4, 3)}, num_microbatches=1)
 
 
+def test_nan_in_a_backward_names_the_block() -> None:
+    class Root(nn.Module):
+        def forward(self, h: Tensor) -> Tensor:
+            return h + (0 * h).sqrt()  # the gradient of the root is infinite, times 0
+
+    program = BlockProgram(
+        [Block("good", nn.Linear(3, 3), ("x",), ("h",)), Block("bad", Root(), ("h",), ("losses",))],
+        inputs=("x",), outputs=("losses",),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="block 'bad' gives NaN in the gradient of 'h'"):
+        trace(program, {"x": torch.randn(8, 3)}, num_microbatches=1, repeats=1, lineage=False)
+
+
 def test_mistakes() -> None:
     with pytest.raises(ValueError, match="does not divide"):
         trace(fid_program(), fid_batch(), num_microbatches=4)
