@@ -28,6 +28,7 @@ class StagePlan:
         forward_s, backward_s: predicted compute time of a micro-batch.
         memory_bytes: predicted peak of parameters, gradients, saved activations and receive buffers.
         send_bytes: bytes sent to the next stage for a micro-batch (0 for the last).
+        return_bytes: bytes of gradients that come back from there; -1 stands for as many as were sent.
     """
 
     blocks: tuple[str, ...]
@@ -35,6 +36,11 @@ class StagePlan:
     backward_s: float = 0.0
     memory_bytes: int = 0
     send_bytes: int = 0
+    return_bytes: int = -1
+
+    def __post_init__(self) -> None:
+        if self.return_bytes < 0:
+            object.__setattr__(self, "return_bytes", self.send_bytes)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Plan:
         num_ranks: ranks of the pipeline; 0 stands for one rank a stage. Fewer ranks than stages is what the
             schedules ``interleaved`` and ``zero_bubble`` are for.
         recomputed: recomputable blocks whose results are computed on every stage that reads them, not sent.
+        reduce_s: the part of ``step_s`` in which parameters of several ranks are all-reduced.
     """
 
     stages: tuple[StagePlan, ...]
@@ -55,6 +62,7 @@ class Plan:
     bubble: float = 0.0
     num_ranks: int = 0
     recomputed: tuple[str, ...] = ()
+    reduce_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -171,7 +179,7 @@ class Plan:
         except json.JSONDecodeError as error:
             raise ValueError(f"plan: not valid JSON ({error})") from error
         fields = {"stages": list, "schedule": str, "num_microbatches": int, "step_s": float, "bubble": float}
-        later = {"num_ranks": int, "recomputed": list}  # absent in plans of one rank a stage, written by hand
+        later = {"num_ranks": int, "recomputed": list, "reduce_s": float}  # absent in plans written by hand
         given = {key: kind for key, kind in later.items() if isinstance(data, dict) and key in data}
         values = _checked(data, {**fields, **given}, "plan")
         values["recomputed"] = tuple(values.get("recomputed", ()))
@@ -180,7 +188,8 @@ class Plan:
         }  # fmt: skip
         stages = []
         for i, stage in enumerate(values.pop("stages")):
-            entry = _checked(stage, stage_fields, f"plan: stage {i}")
+            known = {"return_bytes": int} if isinstance(stage, dict) and "return_bytes" in stage else {}
+            entry = _checked(stage, {**stage_fields, **known}, f"plan: stage {i}")
             if not all(isinstance(name, str) for name in entry["blocks"]):
                 raise ValueError(f"plan: stage {i}: blocks must be a list of block names")
             stages.append(StagePlan(**{**entry, "blocks": tuple(entry["blocks"])}))

@@ -127,13 +127,14 @@ def predicted(
     for a, b in pairwise(bounds):
         cost = costs.stage(a, b)
         names = tuple(block.name for block in profile.blocks[a:b])
-        stages.append(StagePlan(names, cost.forward_s, cost.backward_s, 0, cost.send_bytes))
+        stages.append(StagePlan(names, cost.forward_s, cost.backward_s, 0, cost.send_bytes, cost.return_bytes))
     plan = Plan(
         tuple(stages), schedule, profile.num_microbatches, num_ranks=num_ranks, recomputed=tuple(recomputed)
     )  # fmt: skip
     run = simulate(profile, plan, link=link, parameter_copies=parameter_copies)
     stages = [replace(s, memory_bytes=m) for s, m in zip(stages, run.peak_memory_bytes, strict=True)]
-    return replace(plan, stages=tuple(stages), step_s=run.step_s, bubble=run.bubble)
+    reduce_s = costs.tie_seconds(bounds, num_ranks=num_ranks)
+    return replace(plan, stages=tuple(stages), step_s=run.step_s, bubble=run.bubble, reduce_s=reduce_s)
 
 
 def play(

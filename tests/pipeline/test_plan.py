@@ -47,7 +47,7 @@ def test_json_has_the_contract_s_keys_and_the_trace_opens(
     data = json.loads(capsys.readouterr().out)
     assert list(data)[:5] == ["stages", "schedule", "num_microbatches", "step_s", "bubble"]
     for stage in data["stages"]:
-        assert list(stage) == ["blocks", "forward_s", "backward_s", "memory_bytes", "send_bytes"]
+        assert list(stage) == ["blocks", "forward_s", "backward_s", "memory_bytes", "send_bytes", "return_bytes"]
     assert [b for s in data["stages"] for b in s["blocks"]] == [b.name for b in fid_program().blocks]
     events = json.loads(trace_file.read_text())["traceEvents"]
     assert sum(e["name"].startswith("forward") for e in events) == 2 * 3
