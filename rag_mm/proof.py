@@ -101,10 +101,11 @@ def _shrunk(
         if vision is not None:
             small = VisionOnce(program, joint.mesh)
             program = small.program
-    blocks = len(program.blocks)
+    blocks, names = len(program.blocks), [block.name for block in program.blocks]
     plan = Plan.from_cuts(
         program, [blocks * i // stages for i in range(1, stages)], schedule=pipeline.schedule,
         num_microbatches=pipeline.num_microbatches, num_ranks=pipeline.num_ranks,
+        recomputed=[name for name in pipeline.plan.recomputed if name in names],
     )  # fmt: skip
     return Pipeline(program, plan, group=pipeline.group, timeout_s=config.parallel.timeout_s), small
 

@@ -11,15 +11,19 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pipeline import Block, BlockProgram, Pipeline, Plan
 from pipeline.keyed import KeyedDropout
 from pipeline.ties import Ties
+from rag_mm import proof
+from rag_mm.config import Config
 from rag_mm.prepared import Prepared
 from rag_mm.proof import ProofError, prove
 from rag_mm.reader.head import LossHead
@@ -159,3 +163,23 @@ def test_shrunk_keeps_a_block_for_every_stage(factbook_dir: Path, tmp_path: Path
     assert all(
         line.startswith("proof: shrunk") for line in run_on_ranks(_shrunk_on_many_stages, 4, factbook_dir, tmp_path)
     )
+
+
+def _with_tables(layers: int) -> BlockProgram:
+    tables = [Block(f"table.{i}", nn.Identity(), ("x",), (f"t{i}",), recomputable=True) for i in range(layers)]
+    reading = Block("loss", _Sum(), ("x", *(f"t{i}" for i in range(layers))), ("losses",))
+    return BlockProgram([*tables, reading], inputs=("x",), outputs=("losses",))
+
+
+class _Sum(nn.Module):
+    def forward(self, *parts: Tensor) -> Tensor:
+        return torch.stack(parts).sum(0)
+
+
+def test_shrunk_computes_again_what_the_plan_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = _with_tables(3)
+    plan = Plan.from_cuts(whole, [3], schedule="interleaved", num_ranks=1, recomputed=["table.1", "table.2"])
+    monkeypatch.setattr(proof, "_narrow", lambda config, joint, *, layers: _with_tables(2))
+    joint = cast(JointStep, SimpleNamespace(mesh=None))
+    small, _ = proof._shrunk(Config(), joint, Pipeline(whole, plan), None)
+    assert small.plan.recomputed == ("table.1",) and small.plan.num_stages == 2
