@@ -1,14 +1,16 @@
 """Who died: after a step has failed, ranks look at each other's processes and say whom they miss.
 
 A lost connection names a port, not a rank. Every rank therefore learns at the start on which host and under
-which process id the others run. When a step fails, it looks which processes of its own host are gone, and
-leaves what it found in the store of the process group, where ranks of other hosts read it. That finds a
-killed rank at once; a rank that hangs is found by the timeout of the process group, and is then among the
-silent ones. The price: a store on a host that is gone answers nothing, and the error says just that.
+which process id the others run. When a connection fails, it looks which processes of its own host are gone,
+and leaves what it found in the store of the process group, where the others read it. That finds a killed
+rank at once. A rank that hangs is found by the timeout of the process group: those that waited for it sign
+within seconds of each other, it does not. The price: a store on a host that is gone answers nothing, and
+the error says just that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -80,46 +82,55 @@ class RollCall:
             yield
         except LostRankError:
             raise
-        except RuntimeError as error:
+        except Exception as error:
+            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if not (isinstance(error, RuntimeError) and _is_of_transport(error)):
+                self._sign([f"{self._mine.name} failed: {type(error).__name__}: {text}"])
+                raise
             found = self._missing()
             if not found:
                 raise
-            raise LostRankError(f"{found}. What this rank saw: {str(error).splitlines()[0]}") from error
+            raise LostRankError(f"{found}. What this rank saw: {text}") from error
 
     def _missing(self) -> str:
-        """Who is gone, as far as this host and the others know; empty if nobody is missed."""
+        """Who is gone, failed or silent, as far as this host and the others know; empty if nobody is missed."""
         here = [m for m in self._members if m.host == self._mine.host and m != self._mine]
-        elsewhere = sorted({m.host for m in self._members} - {self._mine.host})
         end = time.monotonic() + EXIT_S
-        while not (gone := [m.name for m in here if m.is_gone()]) and time.monotonic() < end:
+        while not (gone := [m for m in here if m.is_gone()]) and time.monotonic() < end:
             time.sleep(0.02)
-        silent: list[str] = []
-        if elsewhere:
-            said, silent = self._exchange(gone, elsewhere)
-            gone += said
-        if gone:
-            return f"{' and '.join(dict.fromkeys(gone))} died"
-        if silent:
-            ranks = {host: [m.global_rank for m in self._members if m.host == host] for host in silent}
-            names = ", ".join(f"{host} (global ranks {', '.join(map(str, ranks[host]))})" for host in silent)
-            return f"no sign of life from {names} within {WAIT_S:g} s"
-        return ""
+        said = [f"{m.name} died" for m in gone]
+        self._sign(said)
+        if said:
+            return " and ".join(said)
+        silent = []
+        end = time.monotonic() + WAIT_S
+        for member in self._members:
+            statement = None if member == self._mine else self._statement(member, end - time.monotonic())
+            if member != self._mine and statement is None:
+                silent.append(member.name)
+            said += [line for line in (statement or "").split("\n") if line]
+        if said:
+            return " and ".join(dict.fromkeys(said))
+        return f"no sign of life within {WAIT_S:g} s from {' and '.join(silent)}" if silent else ""
 
-    def _exchange(self, gone: list[str], hosts: list[str]) -> tuple[list[str], list[str]]:
-        """What other hosts miss, and which hosts say nothing."""
-        said: list[str] = []
-        silent: list[str] = []
+    def _store(self) -> dist.Store:
+        return dist.PrefixStore(self._key, dist.distributed_c10d._get_default_store())
+
+    def _sign(self, said: list[str]) -> None:
+        """Leave word for the others; an empty word means that this rank lives and misses nobody it can see."""
+        with contextlib.suppress(RuntimeError):  # the store is gone as well
+            self._store().set(str(self._mine.rank), "\n".join(said))
+
+    def _statement(self, member: _Member, seconds: float) -> str | None:
         try:
-            store = dist.PrefixStore(self._key, dist.distributed_c10d._get_default_store())
-            store.set(self._mine.host, "\n".join(gone))
-            end = time.monotonic() + WAIT_S
-            for host in hosts:
-                left = max(0.1, end - time.monotonic())
-                try:
-                    store.wait([host], timedelta(seconds=left))
-                    said += [line for line in store.get(host).decode().split("\n") if line]
-                except RuntimeError:
-                    silent.append(host)
+            store = self._store()
+            store.wait([str(member.rank)], timedelta(seconds=max(0.05, seconds)))
+            return store.get(str(member.rank)).decode()
         except RuntimeError:
-            return said, hosts
-        return said, silent
+            return None
+
+
+def _is_of_transport(error: RuntimeError) -> bool:
+    """Whether an error comes from sending and receiving, not from a block."""
+    text = str(error).lower()
+    return any(word in text for word in ("gloo", "nccl", "connection", "timed out", "timeout"))

