@@ -20,12 +20,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 from pipeline.baselines import equal_blocks, equal_parameters
 from pipeline.cluster import Cluster
 from pipeline.config import ParallelConfig
 from pipeline.device import Device
+from pipeline.ghosts import make_ghosts
 from pipeline.partition import partition
 from pipeline.plan_file import Plan
 from pipeline.program import BlockProgram, nearest
@@ -155,7 +155,7 @@ def make_plan(
 
 def _trace(program: BlockProgram, batch: dict[str, Any], num_microbatches: int, device: Device | None) -> Profile:
     if device is not None:
-        make_meta(program)
+        make_ghosts([program])
         batch = {
             name: tensor.detach().to("meta").requires_grad_(tensor.requires_grad) for name, tensor in batch.items()
         }
@@ -168,22 +168,6 @@ def _trace(program: BlockProgram, batch: dict[str, Any], num_microbatches: int, 
             device=device,
             progress=lambda done, total, name: status.update(f"traced {done} of {total} blocks ({name})"),
         )
-
-
-def make_meta(program: BlockProgram) -> None:
-    """Put all parameters and buffers on the meta device; tied ones stay tied (`Module.to` would part them)."""
-    ghosts: dict[int, Any] = {}
-    for module in program.modules():
-        for store in (module._parameters, module._buffers):
-            for name, tensor in store.items():
-                if tensor is None or tensor.is_meta:
-                    continue
-                if id(tensor) not in ghosts:
-                    ghost: Any = tensor.detach().to("meta")
-                    if isinstance(tensor, nn.Parameter):
-                        ghost = nn.Parameter(ghost, requires_grad=tensor.requires_grad)
-                    ghosts[id(tensor)] = ghost, tensor  # the original too: its id must not be given away
-                store[name] = ghosts[id(tensor)][0]
 
 
 def _print_tables(plan: Plan, profile: Profile, run: Simulation, cluster: Cluster) -> None:
@@ -215,6 +199,13 @@ def _print_tables(plan: Plan, profile: Profile, run: Simulation, cluster: Cluste
             f"times are predicted for {profile.device}; whether blocks mix samples was not looked at", highlight=False
         )
         return
+    if plan.num_ranks > 1:
+        console.print(
+            "traced in one process: too low where ranks on one machine share its cores, caches and memory; training "
+            "traces with all ranks busy",
+            highlight=False,
+            soft_wrap=True,
+        )
     for block in profile.blocks:
         if block.mixes or block.stateful:
             why = f"mixes samples ({block.lineage}): {block.mixes}" if block.mixes else "changes buffers"

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -37,6 +37,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from pipeline import keyed, wire
 from pipeline.boundary import Shape, carry_shapes
 from pipeline.forward import run_forward
+from pipeline.ghosts import make_ghosts
 from pipeline.plan_file import Plan, check_schedule
 from pipeline.program import SAMPLE_ID, BlockProgram, nearest
 from pipeline.roll_call import RollCall
@@ -424,24 +425,5 @@ class Pipeline:
         for s in self.stages_here:
             here |= {block.name for block in self.program.rerun(*self._bounds[s], recomputed=self.plan.recomputed)}
         mine = [block for block in self.program.blocks if block.name in here]
-        keep = {id(t) for block in mine for t in (*block.module.parameters(), *block.module.buffers())}
-        ghosts: dict[int, Tensor] = {}
-        for block in self.program.blocks:
-            if block.name not in here:
-                _release(block.module, keep, ghosts)
-
-
-def _release(block: nn.Module, keep: set[int], ghosts: dict[int, Tensor]) -> None:
-    """Put meta tensors in place of those not in ``keep``; one for each, so that ties stay ties."""
-    for module in block.modules():
-        for store in (module._parameters, module._buffers):
-            for name, tensor in store.items():
-                if tensor is None or id(tensor) in keep:
-                    continue
-                if id(tensor) not in ghosts:
-                    ghost: Tensor = tensor.detach().to("meta")
-                    if isinstance(tensor, nn.Parameter):
-                        ghost = nn.Parameter(ghost, requires_grad=tensor.requires_grad)
-                    ghosts[id(tensor)] = ghost
-                    keep.add(id(ghost))
-                store[name] = ghosts[id(tensor)]  # type: ignore[assignment]
+        keep = [t for block in mine for t in (*block.module.parameters(), *block.module.buffers())]
+        make_ghosts([block.module for block in self.program.blocks if block.name not in here], keep=keep)
