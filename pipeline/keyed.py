@@ -111,7 +111,9 @@ def _row_keys(rows_per_sample: int) -> Tensor:
     if now is None or here is None:
         raise RuntimeError(
             "a keyed draw needs its seed, step and samples: run the module in a block program inside "
-            "`with keyed.scope(seed=..., step=...)` (Pipeline.step does both), or call eval() on it"
+            "`with keyed.scope(seed=..., step=...)` (Pipeline.step does both), or call eval() on it. In a backward: "
+            "activations are recomputed without them; use keyed.checkpoint, or enable gradient checkpointing before "
+            "make_keyed, which then replaces it"
         )
     if here.ids is None:
         raise RuntimeError(

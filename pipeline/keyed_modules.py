@@ -5,6 +5,8 @@ themselves (``nn.MultiheadAttention``, the attention modules of transformers, yo
 names and ``state_dict`` stay as they are. A wrapped module gets a subclass of its class, as FSDP does it, so
 ``isinstance`` still holds; deep copies work, pickling whole modules does not.
 
+Gradient checkpointing of transformers, if it is on, becomes `keyed.checkpoint`; enable it before `make_keyed`.
+
 What draws random numbers in some way that this cannot see keeps doing so: the lineage trace finds it.
 """
 
@@ -16,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from pipeline.keyed import KeyedDropout
+from pipeline.keyed import KeyedDropout, checkpoint
 from pipeline.keyed_functional import REPLACED, keyed_functional
 from pipeline.replacement import rebind_blocks
 
@@ -35,6 +37,7 @@ _REFUSED = {
     "DropPath": "drop_prob",
     "PatchDropout": "prob",
 }
+_CHECKPOINT = "_gradient_checkpointing_func"  # set by gradient_checkpointing_enable() of transformers
 _ATTENTION_INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # how modules of transformers look up their attention
 _SUPPORTED_ATTENTION = (None, "eager", "sdpa")
 
@@ -92,6 +95,10 @@ def make_keyed(module: nn.Module, *, report: Report | None = None) -> nn.Module:
         if not isinstance(part, KeyedFunctional) and _draws_itself(part):
             tell(path, f"functional dropout in {type(part).__name__} is keyed")
             part.__class__ = _keyed_class(type(part))
+    for path, part in module.named_modules():
+        if _CHECKPOINT in vars(part):  # transformers: gradient checkpointing was enabled
+            setattr(part, _CHECKPOINT, checkpoint)
+            tell(path, f"gradient checkpointing in {type(part).__name__} repeats keyed draws")
     rebind_blocks(module)
     return keyed.get(id(module), module)
 

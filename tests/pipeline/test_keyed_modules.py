@@ -243,6 +243,45 @@ def test_checkpointing_repeats_the_masks(case: str) -> None:
     assert report, report.message
 
 
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import BertConfig, BertModel
+
+        config = BertConfig(
+            vocab_size=5, hidden_size=E, num_hidden_layers=2, num_attention_heads=H, intermediate_size=16,
+            attention_probs_dropout_prob=P, hidden_dropout_prob=P,
+        )  # fmt: skip
+        self.model = BertModel(config, add_pooling_layer=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(inputs_embeds=x).last_hidden_state
+
+
+def encoder_gradients(*, before: bool, after: bool) -> tuple[dict[str, Tensor], int]:
+    """Gradients of an encoder of transformers, checkpointed before or after it is keyed; and how many layer runs."""
+    torch.manual_seed(0)
+    encoder, calls = Encoder(), []
+    blocks = [Block("b", encoder, ("x",), ("h",)), Block("loss", Loss(), ("h",), ("losses",))]
+    program = BlockProgram(blocks, inputs=("sample_id", "x"), outputs=("losses",)).double()
+    encoder.model.encoder.layer[0].output.dense.register_forward_hook(lambda *_: calls.append(1))
+    if before:
+        encoder.model.gradient_checkpointing_enable()
+    make_keyed(program)
+    if after:
+        encoder.model.gradient_checkpointing_enable()
+    return whole_batch_gradients(program, batch(), seed=3, step=4).gradients, len(calls)
+
+
+def test_gradient_checkpointing_of_transformers_repeats_the_masks() -> None:
+    (right, once), (found, twice) = (encoder_gradients(before=before, after=False) for before in (False, True))
+    report = gradient_report(right, found, tolerance=1e-10)
+    assert report, report.message
+    assert (once, twice) == (1, 2)
+    with pytest.raises(RuntimeError, match="enable gradient checkpointing before make_keyed"):
+        encoder_gradients(before=False, after=True)
+
+
 def draws(function: Callable[[], Any]) -> Any:
     with keyed.scope(seed=0, step=0), keyed.block("b", ids=torch.arange(3)), keyed_functional():
         return function()
