@@ -2,7 +2,10 @@
 
 import sys
 
-from rag_mm.trainer import main
-
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    try:
+        from rag_mm.trainer import main
+
+        raise SystemExit(main(sys.argv[1:]))
+    except KeyboardInterrupt:  # later, an interruption waits for the step and its checkpoint
+        raise SystemExit("interrupted before training began") from None

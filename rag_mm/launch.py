@@ -7,13 +7,16 @@ others. Exit statuses of the ranks: 0 done, 75 interrupted and checkpointed, any
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -32,6 +35,8 @@ def is_rank() -> bool:
 def join(*, timeout_s: int, threads: int) -> None:
     """Join the other ranks, if there are any."""
     torch.set_num_threads(threads)
+    if "RAG_MM_STORE" in os.environ:
+        _end_with_the_launcher()
     if not is_rank() or int(os.environ["WORLD_SIZE"]) == 1:
         return
     store = os.environ.get("RAG_MM_STORE")
@@ -42,6 +47,41 @@ def join(*, timeout_s: int, threads: int) -> None:
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timedelta(seconds=timeout_s),
     )
+
+
+def _end_with_the_launcher() -> None:
+    """Ask the kernel for SIGTERM when the launcher dies: a rank of ours must not train on by itself."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() == 1:  # it died before we asked
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def only_one(run_dir: Path) -> Iterator[None]:
+    """Hold the run folder for this process.
+
+    Raises:
+        ValueError: if another process trains in it, or it cannot be written.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / ".lock").open("a+")
+    except OSError as error:
+        raise ValueError(f"run_dir is {str(run_dir)!r}, which cannot be written ({error.strerror})") from error
+    with lock as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise ValueError(
+                f"{run_dir} is in use by process {file.read().strip() or '?'}; wait for it, end it, or use another "
+                "--run-dir"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 def leave() -> None:

@@ -348,8 +348,10 @@ def main(argv: Sequence[str]) -> int:
         _check_before_start(config)
     launch.join(timeout_s=config.parallel.timeout_s, threads=config.train.threads)
     first = not launch.is_rank() or os.environ["RANK"] == "0"
-    with launch.Interrupt() as interrupt:
+    with launch.Interrupt() as interrupt, contextlib.ExitStack() as held:
         try:
+            if first:
+                held.enter_context(launch.only_one(Path(config.run_dir)))
             trainer = Trainer(config)
             trainer.resume()
         except (ValueError, FileNotFoundError) as error:  # the user's; every rank finds the same

@@ -137,6 +137,26 @@ def test_terminated_on_two_stages_resumes_on_one_and_on_two(
             assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
 
 
+def test_a_run_folder_is_held_by_one_and_ranks_end_with_their_launcher(factbook_dir: Path, tmp_path: Path):
+    run, two = tmp_path / "run", ("--parallel.pipeline_stages", "2")
+    launcher = subprocess.Popen(command(factbook_dir, run, "--train.steps", "2000", *two), cwd=ROOT)
+    deadline = time.monotonic() + 200
+    while not (run / "metrics.jsonl").exists() or len(metrics(run)) < 2:
+        assert launcher.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    holder = int((run / ".lock").read_text())
+    second = subprocess.run(
+        command(factbook_dir, run, "--train.steps", "2000"), cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert second.returncode == 2 and f"is in use by process {holder}" in second.stderr
+    launcher.kill()
+    launcher.wait()
+    while Path(f"/proc/{holder}").exists():  # it finishes its step, writes a checkpoint and goes
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert checkpoint.list_steps(run)[-1] == len(metrics(run))
+
+
 MISTAKES = [
     (("--retriever.k", "100000"), "retriever.k is 100000; the memory holds"),
     (("--reader.widht", "8"), "--reader.width"),
