@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pipeline.device import Device
+from pipeline.fingerprint import UnknownObject
 from pipeline.isolate import advance, call, cut_off, unchanged_buffers
 from pipeline.lineage import Lineage, classify
 from pipeline.operation_costs import OperationCosts
@@ -69,10 +70,12 @@ def trace(
 
     Args:
         device: for a program and batch on the meta device: what the times are predicted for.
-        progress: called with (blocks done, blocks, name of the next one), at the end with "traced" or "cached".
+        progress: called with (blocks done, blocks, name of the next one), at the end with "traced" or "cached"; first
+            of all with "not cached: ..." where that cannot be.
         cache_dir: where profiles are kept, by a key over the blocks' code, configuration and parameter shapes,
             the batch's shapes, these options, the machine and torch. Values of weights and batch are not in it: a
-            NaN or a mixing that depends on them is not looked for again.
+            NaN or a mixing that depends on them is not looked for again. A program with an object whose behaviour
+            cannot be told (`pipeline.fingerprint`) is traced anew each time.
 
     Raises:
         ValueError: if the batch does not divide, a block gives NaN forward or backward (the error names it), or values
@@ -89,8 +92,11 @@ def trace(
     path = None
     if cache_dir is not None:
         options = (num_microbatches, repeats, warmup, lineage, lineage_samples, repr(device), machine)
-        path = Path(cache_dir) / f"trace-{trace_key(program, batch, options)}.json"
-        if found := load(path):
+        try:
+            path = Path(cache_dir) / f"trace-{trace_key(program, batch, options)}.json"
+        except UnknownObject as error:
+            tell(0, len(program.blocks), f"not cached: {error}")
+        if path is not None and (found := load(path)):
             tell(len(program.blocks), len(program.blocks), "cached")
             return found
     profile = _trace(

@@ -1,40 +1,44 @@
 """Profiles kept by the content they describe, so that an unchanged program is not traced again.
 
 The key covers what decides costs and lineage without running anything: each block's name, reads, writes and
-modules (class, source, configuration, hooks), parameter shapes, types and whether they train, training mode,
-batch shapes, the options of the trace, the machine and torch, and the code of this package. It does not cover the
-values of weights and batch.
+modules (classes, functions and the files they are written in, configuration, hooks; `pipeline.fingerprint`), parameter
+shapes, types and whether they train, training mode, batch shapes, the options of the trace, the machine and torch, and
+the code of this package. It does not cover the values of weights and batch, nor files that a module reads when it runs.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import os
 from collections.abc import Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from pipeline.fingerprint import UnknownObject, describe_module, describe_tensor
 from pipeline.profile import Profile
 from pipeline.program import BlockProgram
 
 
 def trace_key(program: BlockProgram, batch: Mapping[str, Tensor], options: tuple[Any, ...]) -> str:
-    """32 hexadecimal digits."""
+    """32 hexadecimal digits.
+
+    Raises:
+        pipeline.fingerprint.UnknownObject: naming a block and an attribute whose behaviour no key can cover.
+    """
     parts = [torch.__version__, _own_code(), repr(options), repr(program.inputs), repr(program.outputs)]
-    parts += [f"{name} {_tensor(tensor)} {program.axis(name)}" for name, tensor in sorted(batch.items())]
+    parts += [f"{name} {describe_tensor(tensor)} {program.axis(name)}" for name, tensor in sorted(batch.items())]
     for block in program.blocks:
         parts.append(f"block {block.name} {block.reads} {block.writes} {block.recomputable}")
-        for path, module in block.module.named_modules(remove_duplicate=False):
-            parts.append(f"{path} {_class(type(module))} {module.training} {_settings(module)}")
-        parts += [f"{name} {_tensor(tensor)}" for name, tensor in block.module.named_parameters()]
-        parts += [f"{name} {_tensor(tensor)}" for name, tensor in block.module.named_buffers()]
-        parts += sorted(f"{name} {_tensor(p)}" for name, p in program.block_parameters(block.name).items())
+        try:
+            parts.append(describe_module(block.module))
+        except UnknownObject as error:
+            raise UnknownObject(f"block {block.name!r}: {error}") from None
+        parts += sorted(f"{name} {describe_tensor(p)}" for name, p in program.block_parameters(block.name).items())
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(f"{len(part)} {part}".encode())
@@ -63,62 +67,7 @@ def store(path: Path, profile: Profile) -> None:
     part.replace(path)
 
 
-def _tensor(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {tensor.dtype} {tensor.device.type} {tensor.requires_grad}"
-
-
 @functools.cache
 def _own_code() -> str:
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.blake2b(b"".join(path.read_bytes() for path in sources)).hexdigest()
-
-
-_classes: dict[type, str] = {}
-
-
-def _class(kind: type) -> str:
-    if kind not in _classes:
-        _classes[kind] = _describe(kind)
-    return _classes[kind]
-
-
-def _describe(kind: type) -> str:
-    names = []
-    for base in kind.__mro__:
-        if base in (object, nn.Module):
-            continue
-        try:
-            source = inspect.getsource(base)
-        except (OSError, TypeError):  # written at a prompt, or made at run time: its methods' code stands for it
-            source = repr(sorted((name, _value(value)) for name, value in vars(base).items() if callable(value)))
-        names.append(f"{base.__module__}.{base.__qualname__} {source}")
-    return " ".join(names)
-
-
-def _settings(module: nn.Module) -> str:
-    """Plain attributes of a module, and the functions it was given."""
-    skipped = {"training", "_parameters", "_buffers", "_modules"}
-    return repr(sorted((name, _value(value)) for name, value in vars(module).items() if name not in skipped))
-
-
-def _value(value: Any) -> str:
-    if value is None or isinstance(value, bool | int | float | str | bytes | torch.dtype | torch.device):
-        return repr(value)
-    if isinstance(value, Tensor):
-        return _tensor(value)
-    if isinstance(value, list | tuple | set | frozenset):
-        return (
-            f"{type(value).__name__}({sorted(map(_value, value)) if isinstance(value, set) else [*map(_value, value)]})"
-        )
-    if isinstance(value, dict):
-        return repr([(_value(k), _value(v)) for k, v in value.items()])
-    if inspect.isfunction(value):
-        code = value.__code__
-        cells = [_value(cell.cell_contents) for cell in value.__closure__ or () if cell.cell_contents is not value]
-        constants = [c for c in code.co_consts if not inspect.iscode(c)]
-        return f"{value.__qualname__} {code.co_code.hex()} {code.co_names} {constants} {cells}"
-    if hasattr(value, "to_dict"):  # configurations of transformers
-        return repr(value.to_dict())
-    if is_dataclass(value):
-        return repr(value)
-    return f"{type(value).__module__}.{type(value).__qualname__}"

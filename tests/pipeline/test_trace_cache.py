@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline import Block, BlockProgram, Profile, trace
+from pipeline import Block, BlockProgram, Profile, fingerprint, trace
 from pipeline.keyed_modules import make_keyed
 
 
@@ -68,6 +72,8 @@ def keyed() -> BlockProgram:
         (lambda: program_of(function=double), {}),
         (lambda: program_of(function=triple), {}),
         (lambda: program_of(function=lambda x: x * 4), {}),
+        (lambda: program_of(function=torch.sigmoid), {}),
+        (lambda: program_of(function=functools.partial(torch.clamp, min=0.0)), {}),
         (lambda: program_of(p=0.5).eval(), {}),
         (lambda: program_of(p=0.25).eval(), {}),
         (lambda: program_of().eval(), {}),
@@ -108,3 +114,61 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(ValueError, match=f"{path.name}.*delete the file"):
         run(program_of(), tmp_path)
+
+
+def test_arguments_of_a_partial_count(tmp_path: Path) -> None:
+    for least in (0.0, 0.5):
+        assert not run(program_of(function=functools.partial(torch.clamp, min=least)), tmp_path).cached
+    assert run(program_of(function=functools.partial(torch.clamp, min=0.5)), tmp_path).cached
+
+
+def module_from(folder: Path, *, factor: int) -> BlockProgram:
+    """A block whose forward calls a function of its file, which calls one of another file."""
+    for name, text in {
+        "cached_helper": f"def helper(x):\n    return x * {factor}\n",
+        "cached_block": """
+            from torch import nn
+            from cached_helper import helper
+
+            def middle(x):
+                return helper(x)
+
+            class Scale(nn.Module):
+                def forward(self, x):
+                    return middle(x)
+        """,
+    }.items():
+        path = folder / str(factor) / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    module = nn.Sequential(nn.Linear(3, 1), sys.modules["cached_block"].Scale())
+    return BlockProgram([Block("b", module, ("x",), ("losses",))], inputs=("sample_id", "x"), outputs=("losses",))
+
+
+def test_functions_that_a_forward_calls_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cached_helper", "cached_block"):
+        monkeypatch.setitem(sys.modules, name, None)  # put back afterwards
+    for factor, cached in ((2, False), (2, True), (3, False)):
+        fingerprint._code_of.cache_clear()  # as in another process
+        assert run(module_from(tmp_path, factor=factor), tmp_path / "traces").cached is cached
+    fingerprint._code_of.cache_clear()
+
+
+class Doubles:
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def test_an_unknown_object_is_not_cached(tmp_path: Path) -> None:
+    for _ in range(2):
+        told: list[tuple[int, int, str]] = []
+        program = program_of(function=Doubles())
+        assert not run(program, tmp_path, progress=lambda *now, told=told: told.append(now)).cached
+        assert told[0][2] == (
+            "not cached: block 'b': 1.function: what a tests.pipeline.test_trace_cache.Doubles does is not known"
+        )
+    assert not list(tmp_path.iterdir())
