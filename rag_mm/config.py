@@ -145,6 +145,12 @@ class Config:
                 f"train.batch_size is {train.batch_size}; it must be a multiple of parallel.data_replicas x "
                 f"parallel.num_microbatches ({parallel.data_replicas} x {parallel.num_microbatches})"
             )
+        moves = train.joint_retriever_scale > 0 and train.documents != "none"
+        if parallel.schedule == "zero_bubble" and parallel.pipeline_stages > 1 and moves:
+            raise ValueError(
+                "parallel.schedule is 'zero_bubble', which would lose the gradients that the reader's head gives the "
+                "retriever's embeddings; use interleaved or 1f1b (or freeze the retriever: train.joint_retriever_scale 0)"
+            )
         if train.retriever_steps and self.objectives.contrastive == 0:
             raise ValueError(
                 f"train.retriever_share is {train.retriever_share}, but objectives.contrastive is 0, so those "

@@ -26,6 +26,10 @@ WRONG = [
     (lambda: Config(data=DataConfig(image_size=20)), r"reader\.patch is 8.*divide data\.image_size \(20\)"),
     (lambda: Config(train=TrainConfig(batch_size=30)), r"train\.batch_size is 30.*multiple of"),
     (lambda: Config(objectives=ObjectivesConfig(generation=0.0)), r"objectives\.generation is 0.*or rag_sequence"),
+    (
+        lambda: Config(parallel=ParallelConfig(pipeline_stages=2, schedule="zero_bubble")),
+        r"parallel.schedule is 'zero_bubble', which would lose",
+    ),
     (lambda: Config(objectives=ObjectivesConfig(contrastive=0.0)), r"train\.retriever_share is 0\.45"),
 ]
 
