@@ -1,6 +1,6 @@
 """Command line: where to cut, and what it will cost.
 
-    python -m pipeline.plan --config C [--stages S] [--microbatches M] [--cluster F] [--json]
+    python -m pipeline.plan --config C [--stages S] [--microbatches M] [--cluster F] [--json] [--cache DIR]
         [--trace FILE] [--timeline FILE] [--program package.module:function] [--section.field value ...]
 
 This package knows no model, so ``--program`` says where one comes from: a function (default
@@ -32,6 +32,7 @@ from pipeline.program import BlockProgram, nearest
 from pipeline.simulate import Simulation, simulate
 from pipeline.timeline import write_timeline
 from pipeline.trace import Profile, trace
+from pipeline.trace_bar import trace_bar
 
 DEFAULT_PROGRAM = "rag_mm.program:for_planning"
 Factory = Callable[[str, list[str]], tuple[BlockProgram, dict[str, Any], ParallelConfig]]
@@ -62,6 +63,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--microbatches", type=int, help="overrides parallel.num_microbatches")
     parser.add_argument("--cluster", default="", help="YAML with what connects the ranks; overrides parallel.cluster")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("--cache", metavar="DIR", help="keep the trace here, and read it while nothing has changed")
     parser.add_argument("--trace", metavar="FILE", help="write the simulated step as a trace for Perfetto")
     parser.add_argument("--timeline", metavar="FILE", help="draw the simulated step: .png, .svg, or .json for Perfetto")
     options = [action.option_strings[-1][2:] for action in parser._actions if action.option_strings]
@@ -98,7 +100,7 @@ def print_plan(arguments: argparse.Namespace, overrides: list[str]) -> None:
         raise ValueError(f"parallel.plan names {parallel.plan}; --stages and --microbatches would contradict it")
     parallel = replace(parallel, **changes)
     cluster = Cluster.of(parallel, path=arguments.cluster)
-    plan, profile, run = make_plan(program, batch, parallel, cluster=cluster)
+    plan, profile, run = make_plan(program, batch, parallel, cluster=cluster, cache_dir=_cache_dir(arguments.cache))
     for option, path in (("--trace", arguments.trace), ("--timeline", arguments.timeline)):
         if path:
             try:
@@ -114,6 +116,16 @@ def print_plan(arguments: argparse.Namespace, overrides: list[str]) -> None:
         _print_tables(plan, profile, run, cluster)
 
 
+def _cache_dir(path: str | None) -> Path | None:
+    if path is None:
+        return None
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--cache {path}: {error.strerror}; give a folder that can be written") from error
+    return Path(path)
+
+
 def _factory(target: str) -> Factory:
     module_name, colon, function_name = target.partition(":")
     if not colon or not module_name or not function_name:
@@ -126,7 +138,12 @@ def _factory(target: str) -> Factory:
 
 
 def make_plan(
-    program: BlockProgram, batch: dict[str, Any], parallel: ParallelConfig, *, cluster: Cluster
+    program: BlockProgram,
+    batch: dict[str, Any],
+    parallel: ParallelConfig,
+    *,
+    cluster: Cluster,
+    cache_dir: Path | None = None,
 ) -> tuple[Plan, Profile, Simulation]:
     """Trace and partition (or take the plan that is given), and simulate a step."""
     if parallel.plan:
@@ -135,9 +152,9 @@ def make_plan(
         except OSError as error:
             raise ValueError(f"parallel.plan {parallel.plan}: {error.strerror}") from error
         plan.validate(program)
-        profile = _trace(program, batch, plan.num_microbatches, cluster.described_device)
+        profile = _trace(program, batch, plan.num_microbatches, cluster.described_device, cache_dir)
         return plan, profile, simulate(profile, plan, link=cluster.link)
-    profile = _trace(program, batch, parallel.num_microbatches, cluster.described_device)
+    profile = _trace(program, batch, parallel.num_microbatches, cluster.described_device, cache_dir)
     plan = partition(
         profile,
         num_stages=parallel.num_stages,
@@ -153,20 +170,23 @@ def make_plan(
     return plan, profile, simulate(profile, plan, link=cluster.link)
 
 
-def _trace(program: BlockProgram, batch: dict[str, Any], num_microbatches: int, device: Device | None) -> Profile:
+def _trace(
+    program: BlockProgram, batch: dict[str, Any], num_microbatches: int, device: Device | None, cache_dir: Path | None
+) -> Profile:
     if device is not None:
         make_ghosts([program])
         batch = {
             name: tensor.detach().to("meta").requires_grad_(tensor.requires_grad) for name, tensor in batch.items()
         }
-    with Console(stderr=True).status("tracing") as status:
+    with trace_bar() as progress:
         return trace(
             program,
             batch,
             num_microbatches=num_microbatches,
             lineage=device is None,
             device=device,
-            progress=lambda done, total, name: status.update(f"traced {done} of {total} blocks ({name})"),
+            progress=progress,
+            cache_dir=cache_dir,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.console import Console
 from torch import Tensor
 
 from data.document_store import DocumentStore
@@ -11,6 +12,7 @@ from pipeline import BlockProgram, Plan, Profile, partition, trace
 from pipeline.cluster import Cluster
 from pipeline.lineage import require_sample_lineage
 from pipeline.padding import pad_batch
+from pipeline.trace_bar import trace_bar
 from rag_mm.config import Config
 from rag_mm.mesh import Mesh
 from rag_mm.prepared import replica_share
@@ -128,7 +130,8 @@ def _trace(config: Config, program: BlockProgram, batch: dict[str, Tensor], mesh
         raise ValueError("train.batch_size gives a replica 1 sample; at least 2 are needed to tell what mixes samples")
     mesh.barrier()
     count = config.parallel.num_microbatches
-    profile = trace(program, batch, num_microbatches=count, lineage_samples=LINEAGE_SAMPLES)
+    with trace_bar(Console(stderr=True, quiet=mesh.rank != 0)) as progress:
+        profile = trace(program, batch, num_microbatches=count, lineage_samples=LINEAGE_SAMPLES, progress=progress)
     require_sample_lineage(profile)
     return Profile.from_json(mesh.broadcast(profile.to_json()))
 

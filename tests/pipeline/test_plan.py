@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
 from pipeline import BlockProgram, Plan
 from pipeline.config import ParallelConfig
 from pipeline.plan import main
+from pipeline.trace_bar import trace_bar
 from tests.pipeline.fid_program import fid_batch, fid_program
 
 SEEN: list[list[str]] = []
@@ -86,6 +90,38 @@ def test_a_described_device_needs_no_values(config: str, tmp_path: Path, capsys:
     out = capsys.readouterr().out
     assert "traced in one process" not in out
     assert "times are predicted for h100" in out and "tied over ranks" in out  # ties survive the meta device
+
+
+def test_a_trace_is_kept(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--config", config, *PROGRAM, "--json", "--cache", str(tmp_path / "a" / "traces")]
+    assert main(arguments) == 0
+    first = capsys.readouterr().out
+
+    def measure(*_: Any, **__: Any) -> None:
+        raise AssertionError("traced again")
+
+    monkeypatch.setattr(sys.modules["pipeline.trace"], "_trace", measure)
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == first
+    with pytest.raises(AssertionError, match="traced again"):
+        main([*arguments, "--microbatches", "6"])
+    assert main([*arguments[:-1], config]) == 2
+    assert f"--cache {config}: File exists" in capsys.readouterr().err
+
+
+def test_the_bar_of_a_trace() -> None:
+    out = io.StringIO()
+    with trace_bar(Console(file=out, force_terminal=True, width=100)) as progress:
+        progress(1, 3, "encoder.0")
+        progress(3, 3, "traced")
+    assert "1/3" in out.getvalue() and "encoder.0" in out.getvalue() and "3/3" in out.getvalue()
+    out = io.StringIO()
+    with trace_bar(Console(file=out)) as progress:
+        progress(0, 3, "not cached: [x] is not known")
+        progress(1, 3, "encoder.0")
+    assert out.getvalue() == "trace not cached: [x] is not known\n"
 
 
 def test_capacity_that_no_plan_meets(config: str, capsys: pytest.CaptureFixture[str]) -> None:
