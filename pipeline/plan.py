@@ -29,11 +29,12 @@ from pipeline.ghosts import make_ghosts
 from pipeline.partition import partition
 from pipeline.plan_file import Plan
 from pipeline.program import BlockProgram, nearest
-from pipeline.simulate import Simulation, simulate
+from pipeline.simulate import Simulation, predicted, simulate
 from pipeline.timeline import write_timeline
 from pipeline.trace import Profile, trace
 from pipeline.trace_bar import trace_bar
 
+LINEAGE_SAMPLES = 4  # as training traces; the proof runs on the whole batch
 DEFAULT_PROGRAM = "rag_mm.program:for_planning"
 Factory = Callable[[str, list[str]], tuple[BlockProgram, dict[str, Any], ParallelConfig]]
 
@@ -100,6 +101,7 @@ def print_plan(arguments: argparse.Namespace, overrides: list[str]) -> None:
         raise ValueError(f"parallel.plan names {parallel.plan}; --stages and --microbatches would contradict it")
     parallel = replace(parallel, **changes)
     cluster = Cluster.of(parallel, path=arguments.cluster)
+    _check_before_tracing(program, parallel, arguments.timeline)
     plan, profile, run = make_plan(program, batch, parallel, cluster=cluster, cache_dir=_cache_dir(arguments.cache))
     for option, path in (("--trace", arguments.trace), ("--timeline", arguments.timeline)):
         if path:
@@ -114,6 +116,20 @@ def print_plan(arguments: argparse.Namespace, overrides: list[str]) -> None:
         print(plan.to_json(), end="")
     else:
         _print_tables(plan, profile, run, cluster)
+
+
+def _check_before_tracing(program: BlockProgram, parallel: ParallelConfig, timeline: str | None) -> None:
+    """What needs no trace is said before it."""
+    names = [block.name for block in program.blocks]
+    for pin in parallel.pins:
+        if pin not in names:
+            raise ValueError(f"parallel.pins names unknown block {pin!r}{nearest(pin, names)}")
+    if parallel.num_stages > len(names) and not parallel.plan:
+        raise ValueError(f"{parallel.num_stages} stages are more than the program's {len(names)} blocks; use fewer")
+    if timeline and Path(timeline).suffix not in (".png", ".svg", ".json"):
+        raise ValueError(f"--timeline {timeline}: its ending is {Path(timeline).suffix!r}; allowed: .png, .svg, .json")
+    if timeline and not Path(timeline).parent.is_dir():
+        raise ValueError(f"--timeline {timeline}: the folder does not exist")
 
 
 def _cache_dir(path: str | None) -> Path | None:
@@ -153,6 +169,11 @@ def make_plan(
             raise ValueError(f"parallel.plan {parallel.plan}: {error.strerror}") from error
         plan.validate(program)
         profile = _trace(program, batch, plan.num_microbatches, cluster.described_device, cache_dir)
+        bounds = (0, *(last for _, last in plan.bounds()))
+        plan = predicted(  # the file's own times may be of other cuts
+            profile, bounds, schedule=plan.schedule, num_ranks=plan.num_ranks, recomputed=plan.recomputed,
+            link=cluster.link,
+        )  # fmt: skip
         return plan, profile, simulate(profile, plan, link=cluster.link)
     profile = _trace(program, batch, parallel.num_microbatches, cluster.described_device, cache_dir)
     plan = partition(
@@ -184,6 +205,7 @@ def _trace(
             batch,
             num_microbatches=num_microbatches,
             lineage=device is None,
+            lineage_samples=LINEAGE_SAMPLES,
             device=device,
             progress=progress,
             cache_dir=cache_dir,

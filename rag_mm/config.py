@@ -149,7 +149,7 @@ class Config:
         if parallel.schedule == "zero_bubble" and parallel.pipeline_stages > 1 and moves:
             raise ValueError(
                 "parallel.schedule is 'zero_bubble', which would lose the gradients that the reader's head gives the "
-                "retriever's embeddings; use interleaved or 1f1b (or freeze the retriever: train.joint_retriever_scale 0)"
+                "retriever's embeddings; use interleaved or 1f1b (or train.joint_retriever_scale 0)"
             )
         if train.retriever_steps and self.objectives.contrastive == 0:
             raise ValueError(

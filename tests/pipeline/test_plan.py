@@ -164,3 +164,32 @@ def test_mistakes(
     assert main(["--config", config, *PROGRAM, *arguments]) == 2
     err = capsys.readouterr().err
     assert words in err and len(err.splitlines()) == 1
+
+
+def test_a_given_plan_is_shown_with_the_times_of_its_own_cuts(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--config", config, *PROGRAM, "--json"]
+    assert main(arguments) == 0
+    data = json.loads(capsys.readouterr().out)
+    for stage in data["stages"]:
+        stage["forward_s"] = 1e6
+    given = tmp_path / "plan.json"
+    given.write_text(json.dumps(data))
+    assert main([*arguments, "--parallel.plan", str(given)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [s["blocks"] for s in shown["stages"]] == [s["blocks"] for s in data["stages"]]
+    assert all(0 < stage["forward_s"] < 1e3 for stage in shown["stages"])
+
+
+def test_what_needs_no_trace_is_said_before_it(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def traced(*_: Any, **__: Any) -> None:
+        raise AssertionError("traced")
+
+    monkeypatch.setattr("pipeline.plan.trace", traced)
+    for arguments in (
+        ["--parallel.pins", "[decoder.7]"],
+        ["--stages", "9", "--microbatches", "9"],
+        ["--timeline", "x.gif"],
+    ):
+        assert main(["--config", config, *PROGRAM, *arguments]) == 2
