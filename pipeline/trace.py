@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -35,6 +36,9 @@ __all__ = ["BlockProfile", "Profile", "trace"]
 
 Progress = Callable[[int, int, str], None]
 _UNKNOWN = Lineage("unknown", False, "")
+
+
+CACHE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -211,10 +215,16 @@ def _block_profile(
 def _measure(
     block: Block, env: Mapping[str, Tensor], wants: set[str], *, repeats: int, warmup: int
 ) -> tuple[_Cost, dict[str, Tensor]]:
-    """Median times, and counts from one more run, untimed: counting costs time."""
+    """Median times, and counts from one more run, untimed: counting costs time.
+
+    In a step other blocks run between two calls of a block, and gradients of micro-batches are added up. So the
+    caches are emptied before each forward, and the backward adds its gradients to what stands for ``.grad``.
+    """
     forward_s, backward_s = [], []
+    sums = {name: torch.zeros_like(p) for name, p in block.module.named_parameters() if p.requires_grad}
     for _ in range(warmup + repeats):
         inputs = cut_off(block, env, wants)
+        _empty_caches(env)
         start = _now(env)
         written = call(block, inputs, ids=env.get(SAMPLE_ID))
         forward_s.append(_now(env) - start)
@@ -223,6 +233,9 @@ def _measure(
                 raise ValueError(f"block {block.name!r} gives NaN in {name!r} on the traced batch")
         start = _now(env)
         gradients = _backward(block, inputs, written)
+        for name, gradient in gradients:
+            if name in sums:
+                sums[name].add_(gradient)
         backward_s.append(_now(env) - start if gradients else 0.0)
         for name, gradient in gradients:
             if gradient.isnan().any():
@@ -302,6 +315,17 @@ def _machine(batch: Mapping[str, Tensor]) -> str:
         else []
     )
     return f"{models[0] if models else platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+
+
+@lru_cache(maxsize=1)
+def _filler() -> Tensor:
+    return torch.zeros(CACHE_BYTES, dtype=torch.uint8)
+
+
+def _empty_caches(env: Mapping[str, Tensor]) -> None:
+    """Write more than a processor's caches hold."""
+    if next(iter(env.values())).device.type == "cpu":
+        _filler().add_(1)
 
 
 def _now(env: Mapping[str, Tensor]) -> float:

@@ -23,7 +23,7 @@ class Sizes:
     patches: int = 49
     question: int = 16
     document: int = 24
-    pair: int = 80
+    pair: int = 144
     answer: int = 8
     width: int = 128
     vocabulary: int = 16_000
