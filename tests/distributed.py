@@ -39,6 +39,7 @@ _PRELOAD = [
     "pytest", "rich.console", "PIL.Image", "transformers.tokenization_utils_tokenizers",
 ]  # fmt: skip
 _GRACE_S = 0.5  # for other ranks' reports once one has failed
+_AFTER_DEATH_S = 20.0  # and once one has died
 
 
 @dataclass(frozen=True)
@@ -138,10 +139,12 @@ class _Ranks:
                 except BrokenPipeError:
                     dead.add(rank)
             reports: dict[int, _Report] = {}
-            while len(reports) < world_size and not dead:
+            while len(reports) + len(dead) < world_size:
                 if any(report.error for report in reports.values()):
                     end = min(end, time.monotonic() + _GRACE_S)
-                news = self._wait(set(range(world_size)) - set(reports), end)
+                if dead:  # the others notice by themselves, and may have something to say
+                    end = min(end, time.monotonic() + _AFTER_DEATH_S)
+                news = self._wait(set(range(world_size)) - set(reports) - dead, end)
                 if not news:
                     break
                 for rank, report in news.items():
