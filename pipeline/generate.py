@@ -130,7 +130,7 @@ class _Generation:
             given = self.next_inputs(tokens, past if self.cache else 0)
             if not self.moving:
                 self._begin(given)
-            scores = self._forward(given, rows=tokens.shape[0], first_pass=past == 0)
+            scores = self._forward(given, first_pass=past == 0)
             chosen: dict[str, Tensor] | None = None
             if scores is not None:
                 log_p_RV = scores[:, -1].double().log_softmax(-1)
@@ -176,7 +176,7 @@ class _Generation:
             if name not in given and any((name, -1) not in stage.env for stage in self.stages.values()):
                 raise ValueError(f"neither the batch nor next_inputs gives input {name!r}")
 
-    def _forward(self, given: Mapping[str, Tensor], *, rows: int, first_pass: bool) -> Tensor | None:
+    def _forward(self, given: Mapping[str, Tensor], *, first_pass: bool) -> Tensor | None:
         """Logits, on the rank of the last stage."""
         count, result = self.plan.num_ranks, None
         for s, stage in self.stages.items():

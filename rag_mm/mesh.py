@@ -6,12 +6,13 @@ rank) every reduction is the identity, so the same code runs on one process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Mesh:
@@ -59,6 +60,19 @@ class Mesh:
             dist.all_reduce(flat, group=group)
             for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
                 tensor.copy_(part.view_as(tensor))
+
+    @contextmanager
+    def summed_gradients(self, parameters: Iterable[nn.Parameter], *, group: Any = None) -> Iterator[None]:
+        """Sum over a group (default: all ranks) the gradients that are made within, and add them to those before."""
+        trained = list(parameters)
+        before = [parameter.grad for parameter in trained]
+        for parameter in trained:
+            parameter.grad = torch.zeros_like(parameter)
+        yield
+        self.sum([parameter.grad for parameter in trained if parameter.grad is not None], group=group)
+        for parameter, old in zip(trained, before, strict=True):
+            if old is not None and parameter.grad is not None:
+                parameter.grad += old
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's Python value, everywhere."""

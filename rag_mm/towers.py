@@ -98,15 +98,9 @@ class DealtTowers:
     def backward(self, features: Features, grad_NE: Tensor) -> None:
         mine = self.mesh.rows(grad_NE.shape[0])
         trained = [p for n, p in self.replicated.items() if n != "log_scale"]  # that one is the objective's
-        before = [p.grad for p in trained]
-        for parameter in trained:
-            parameter.grad = torch.zeros_like(parameter)
-        if mine.numel():
-            torch.autograd.backward(self.encoder(rows(features, mine)), grad_NE[mine])
-        self.mesh.sum([p.grad for p in trained if p.grad is not None])
-        for parameter, old in zip(trained, before, strict=True):
-            if old is not None and parameter.grad is not None:
-                parameter.grad += old
+        with self.mesh.summed_gradients(trained):
+            if mine.numel():
+                torch.autograd.backward(self.encoder(rows(features, mine)), grad_NE[mine])
 
     def tensors_here(self) -> dict[str, Tensor]:
         return dict(self.encoder.state_dict())
@@ -178,22 +172,12 @@ class PipedTowers:
 
     def backward(self, features: Features, grad_NE: Tensor) -> None:
         mine = self.share(grad_NE.shape[0])
-        before = {n: p.grad for n, p in self.sharded.items()}
-        for parameter in self.sharded.values():
-            parameter.grad = None
-        if mine.numel():
-            padded = self._bucketed(rows(features, mine))
-            grad = grad_NE.new_zeros(padded["image"].shape[0], grad_NE.shape[1])
-            grad[: mine.numel()] = grad_NE[mine]
-            self.tower.backward(padded, {"embedding": grad}, seed=0, step=0)
-        for parameter in self.sharded.values():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        self.mesh.sum([p.grad for p in self.sharded.values() if p.grad is not None], group=self.mesh.replicas)
-        for name, parameter in self.sharded.items():
-            old = before[name]
-            if old is not None and parameter.grad is not None:
-                parameter.grad += old
+        with self.mesh.summed_gradients(self.sharded.values(), group=self.mesh.replicas):
+            if mine.numel():
+                padded = self._bucketed(rows(features, mine))
+                grad = grad_NE.new_zeros(padded["image"].shape[0], grad_NE.shape[1])
+                grad[: mine.numel()] = grad_NE[mine]
+                self.tower.backward(padded, {"embedding": grad}, seed=0, step=0)
 
     def _bucketed(self, features: Features) -> dict[str, Tensor]:
         """Few shapes: rows and trigrams filled up with what contributes nothing."""

@@ -67,17 +67,10 @@ class VisionOnce:
 
     def backward(self, image_N3SS: Tensor, grad_NnD: Tensor) -> None:
         """Add to ``.grad`` what gradients on all patches give, summed over the ranks."""
-        trained = [p for p in self.parameters.values() if p.requires_grad]
-        before = [p.grad for p in trained]
-        for parameter in trained:
-            parameter.grad = torch.zeros_like(parameter)
         mine = self.mesh.rows(image_N3SS.shape[0])
-        if mine.numel():
-            torch.autograd.backward(self._vision.encode(image_N3SS[mine]), grad_NnD[mine])
-        self.mesh.sum([p.grad for p in trained if p.grad is not None])
-        for parameter, old in zip(trained, before, strict=True):
-            if old is not None and parameter.grad is not None:
-                parameter.grad += old
+        with self.mesh.summed_gradients(p for p in self.parameters.values() if p.requires_grad):
+            if mine.numel():
+                torch.autograd.backward(self._vision.encode(image_N3SS[mine]), grad_NnD[mine])
 
     def inputs(self, batch: Mapping[str, Tensor], patch_NnD: Tensor, row_P: Tensor) -> dict[str, Tensor]:
         """The reader's batch with patches in place of pictures; gradients reach ``patch_NnD``."""
