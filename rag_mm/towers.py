@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import Block, BlockProgram, Plan
+from pipeline.ghosts import make_ghosts
 from pipeline.hoist import Tower
 from pipeline.padding import pad_batch
 from rag_mm.mesh import Mesh
 from retriever.embed import combined_hash, tensor_hashes
-from retriever.encoder import DualEncoder, Features, rows
+from retriever.encoder import DualEncoder, Features, TextTower, rows
 
 ROW_BUCKET, TRIGRAM_BUCKET = 32, 16  # few shapes: each has buffers of its own
 
@@ -112,6 +113,28 @@ class DealtTowers:
         return combined_hash(tensor_hashes(self.encoder.state_dict()))
 
 
+class _Gates(nn.Module):
+    """The trigrams' weights: the beginning of ``TextTower.forward``."""
+
+    def __init__(self, text: TextTower) -> None:
+        super().__init__()
+        self.gate = text.gate
+
+    def forward(self, ids_NL: Tensor, mask_NL: Tensor) -> Tensor:
+        return TextTower.gates(ids_NL, mask_NL, self.gate)
+
+
+class _Bag(nn.Module):
+    """The weighted sum of the trigrams' vectors: the end of ``TextTower.forward``."""
+
+    def __init__(self, text: TextTower) -> None:
+        super().__init__()
+        self.vector = text.vector
+
+    def forward(self, ids_NL: Tensor, gate_NL: Tensor) -> Tensor:
+        return TextTower.bag(ids_NL, gate_NL, self.vector)
+
+
 class _Join(nn.Module):
     """The two parts, weighted, side by side: the end of ``DualEncoder.forward``."""
 
@@ -124,11 +147,18 @@ class _Join(nn.Module):
 
 
 def tower_program(encoder: DualEncoder) -> BlockProgram:
-    """The encoder as a block program: its own modules, features in, ``embedding`` (N, E) out."""
+    """The encoder as a block program, a block for every layer: features in, ``embedding`` (N, E) out.
+
+    Blocks hold the encoder's own parameters. Names of blocks appear in plans only: checkpoints use the encoder's.
+    """
+    image = encoder.image
     return BlockProgram(
         [
-            Block("text", encoder.text, ("trigram", "trigram_mask"), ("text_part",)),
-            Block("image", encoder.image, ("image",), ("image_part",)),
+            Block("text.gate", _Gates(encoder.text), ("trigram", "trigram_mask"), ("gate",)),
+            Block("text.bag", _Bag(encoder.text), ("trigram", "gate"), ("text_part",)),
+            Block("image.patch", image.patch, ("image",), ("grid",)),
+            Block("image.mix", image.mix, ("grid",), ("grid",)),
+            Block("image.out", image.out, ("grid",), ("image_part",)),
             Block("join", _Join(encoder), ("text_part", "image_part", "has_image"), ("embedding",)),
         ],
         inputs=("trigram", "trigram_mask", "image", "has_image"),
@@ -192,6 +222,7 @@ class PipedTowers:
 
     def release(self) -> None:
         self.tower.pipeline.release_other_stages()
+        make_ghosts([self.encoder], keep=[*self._here.values(), *self.replicated.values()])  # it holds them too
 
     def weights_hash(self) -> str:
         gathered = self.mesh.gather(tensor_hashes(self.tensors_here()))

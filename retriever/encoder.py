@@ -48,15 +48,46 @@ class TextTower(nn.Module):
             self.gate.copy_(weights.square())
 
     def forward(self, ids_NL: Tensor, mask_NL: Tensor) -> Tensor:
-        gate_NL = self.gate[ids_NL].clamp(min=0.0) * mask_NL
-        bag_NE = F.embedding_bag(ids_NL, self.vector, per_sample_weights=gate_NL, mode="sum")
+        return self.bag(ids_NL, self.gates(ids_NL, mask_NL, self.gate), self.vector)
+
+    @staticmethod
+    def gates(ids_NL: Tensor, mask_NL: Tensor, gate: Tensor) -> Tensor:
+        """The weight (N, L) of each trigram, 0 where there is none."""
+        return gate[ids_NL].clamp(min=0.0) * mask_NL
+
+    @staticmethod
+    def bag(ids_NL: Tensor, gate_NL: Tensor, vector: Tensor) -> Tensor:
+        """The weighted sum of vectors, shortened: (N, E_t)."""
+        bag_NE = F.embedding_bag(ids_NL, vector, per_sample_weights=gate_NL, mode="sum")
         return bag_NE / (bag_NE.square().sum(-1, keepdim=True) + 1.0).sqrt()
+
+
+class PatchConvolution(nn.Conv2d):
+    """A picture in [0, 1] to activated patches."""
+
+    def forward(self, image_N3SS: Tensor) -> Tensor:
+        return F.gelu(super().forward(image_N3SS - 0.5))
+
+
+class MixConvolution(nn.Conv2d):
+    """Patches to patches that have seen their neighbours, activated."""
+
+    def forward(self, grid: Tensor) -> Tensor:
+        return F.gelu(super().forward(grid))
+
+
+class GridLinear(nn.Linear):
+    """A whole grid of patches to one vector of unit length."""
+
+    def forward(self, grid: Tensor) -> Tensor:
+        return F.normalize(super().forward(grid.flatten(1)), dim=1)
 
 
 class ImageTower(nn.Module):
     """Two convolutions over patches and a linear map of the whole grid, of unit length.
 
-    The grid is kept (no pooling over places): where a stripe lies is what tells one flag from another.
+    The grid is kept (no pooling over places): where a stripe lies is what tells one flag from another. Each layer does
+    all that happens until the next one begins, so a tower can be cut between any two.
     """
 
     def __init__(self, config: RetrieverConfig, *, image_size: int) -> None:
@@ -65,13 +96,12 @@ class ImageTower(nn.Module):
         if image_size % patch:
             raise ValueError(f"retriever.image_patch is {patch}; it must divide data.image_size ({image_size})")
         grid = (image_size // patch) ** 2
-        self.patch = nn.Conv2d(3, config.image_width, patch, stride=patch)
-        self.mix = nn.Conv2d(config.image_width, config.image_width, 3, padding=1)
-        self.out = nn.Linear(config.image_width * grid, config.image_dim)
+        self.patch = PatchConvolution(3, config.image_width, patch, stride=patch)
+        self.mix = MixConvolution(config.image_width, config.image_width, 3, padding=1)
+        self.out = GridLinear(config.image_width * grid, config.image_dim)
 
     def forward(self, image_N3SS: Tensor) -> Tensor:
-        grid = F.gelu(self.mix(F.gelu(self.patch(image_N3SS - 0.5))))
-        return F.normalize(self.out(grid.flatten(1)), dim=1)
+        return self.out(self.mix(self.patch(image_N3SS)))
 
 
 class DualEncoder(nn.Module):

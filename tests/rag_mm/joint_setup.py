@@ -23,8 +23,9 @@ from rag_mm.objectives import ObjectivesConfig
 from rag_mm.prepared import Prepared
 from rag_mm.reader.config import ReaderConfig
 from rag_mm.step import JointStep
-from rag_mm.towers import DealtTowers
+from rag_mm.towers import DealtTowers, PipedTowers, Towers, tower_program
 from retriever.config import RetrieverConfig
+from retriever.encoder import DualEncoder
 
 BAD_SAMPLES = (0, 5)
 READER = ReaderConfig(width=16, heads=2, ffn_width=24, encoder_layers=1, decoder_layers=2, dropout=0.2)
@@ -70,7 +71,9 @@ def build(settings: Config, run_dir: Path) -> tuple[JointStep, BlockProgram]:
         for parameter in model.encoder.image.parameters():
             parameter.mul_(3.0)
     memory = Memory(dataset.store, run_dir, mesh, image_size=24, batch_size=64, keep=1)
-    towers = DealtTowers(model.encoder, mesh)
+    towers: Towers = DealtTowers(model.encoder, mesh)
+    if settings.parallel.towers == "piped":
+        towers = PipedTowers(model.encoder, mesh, towers_plan(settings, model.encoder), timeout_s=60)
     joint = JointStep(settings, dataset, towers=towers, collator=model.collator, memory=memory, mesh=mesh)
     whole = joint.samples
 
@@ -83,11 +86,23 @@ def build(settings: Config, run_dir: Path) -> tuple[JointStep, BlockProgram]:
     return joint, model.reader.train()
 
 
-def make_pipeline(settings: Config, joint: JointStep, reader: BlockProgram) -> Pipeline:
+def equal_cuts(program: BlockProgram, num_stages: int) -> list[int]:
     """Stages of as equal numbers of blocks as can be."""
-    parallel, blocks = settings.parallel, len(reader.blocks)
+    return [len(program.blocks) * i // num_stages for i in range(1, num_stages)]
+
+
+def towers_plan(settings: Config, encoder: DualEncoder) -> Plan:
+    """The towers cut into one equal stage a rank."""
+    program, parallel = tower_program(encoder), settings.parallel
+    cuts = equal_cuts(program, parallel.pipeline_stages)
+    return Plan.from_cuts(program, cuts, schedule="gpipe", num_microbatches=parallel.num_microbatches)
+
+
+def make_pipeline(settings: Config, joint: JointStep, reader: BlockProgram) -> Pipeline:
+    """The reader's pipeline, in equal stages."""
+    parallel = settings.parallel
     plan = Plan.from_cuts(
-        reader, [blocks * i // parallel.num_stages for i in range(1, parallel.num_stages)],
+        reader, equal_cuts(reader, parallel.num_stages),
         schedule=parallel.schedule, num_microbatches=parallel.num_microbatches, num_ranks=parallel.pipeline_stages,
     )  # fmt: skip
     return Pipeline(reader, plan, group=joint.mesh.pipeline, timeout_s=60)
@@ -118,7 +133,7 @@ def in_float64(joint: JointStep, program: BlockProgram, prepared: Prepared) -> N
 def gradients_here(joint: JointStep, prepared: Prepared, pipeline: Pipeline) -> dict[str, torch.Tensor]:
     """This rank's gradients by name, after one step; ``.grad`` was emptied before."""
     named = {f"reader.{n}": p for n, p in pipeline.parameters_here.items()}
-    named |= {f"retriever.{n}": p for n, p in joint.towers.replicated.items()}
+    named |= {f"retriever.{n}": p for n, p in (*joint.towers.sharded.items(), *joint.towers.replicated.items())}
     for parameter in named.values():
         parameter.grad = None
     joint.gradients(prepared, pipeline)
