@@ -1,0 +1,175 @@
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.random_reads import MAX_GAP, RandomReads, Range, coalesce
+
+SIZES = (0, 1, 700, 5000, 40_000)
+
+
+def content(file: int) -> bytes:
+    return bytes((i * 31 + i // 251 + file * 7) % 256 for i in range(SIZES[file]))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("files")
+    for i in range(len(SIZES)):
+        (folder / str(i)).write_bytes(content(i))
+    return [folder / str(i) for i in range(len(SIZES))]
+
+
+def slow_twin(files: list[Path], ranges: list[Range]) -> list[bytes]:
+    return [files[file].read_bytes()[start:stop] for file, start, stop in ranges]
+
+
+@st.composite
+def some_ranges(draw: st.DrawFn) -> list[Range]:
+    one = st.sampled_from(range(len(SIZES))).flatmap(
+        lambda f: st.tuples(st.just(f), st.integers(0, SIZES[f]), st.integers(0, SIZES[f]))
+    )
+    return [(f, min(a, b), max(a, b)) for f, a, b in draw(st.lists(one, max_size=40))]
+
+
+@pytest.mark.parametrize("without", ["nothing", "nowait", "local"])
+def test_reads_what_a_plain_read_gives(files: list[Path], without: str):
+    filesystem = None
+    if without == "local":
+        filesystem = fsspec.filesystem("memory")
+        for i, file in enumerate(files):
+            filesystem.pipe_file(f"/random-reads/{i}", file.read_bytes())
+
+    @settings(deadline=None, max_examples=60)
+    @given(some_ranges(), st.integers(1, 6))
+    def check(ranges: list[Range], limit: int) -> None:
+        paths = files if filesystem is None else [f"/random-reads/{i}" for i in range(len(files))]
+        reads = RandomReads(paths, filesystem=filesystem, max_open_files=limit, num_threads=3)
+        if without == "nowait":
+            reads._nowait = None  # as on a file system that does not know the flag
+        for _ in range(2):  # files closed, files open
+            assert reads.read(ranges) == slow_twin(files, ranges)
+            assert reads.num_open <= limit
+        reads.close()
+        assert reads.num_open == 0
+
+    check()
+
+
+@given(some_ranges(), st.integers(0, 3000), st.integers(1, 50_000))
+def test_runs_cover_each_range_once_in_order_and_join_near_neighbours_only(
+    ranges: list[Range], max_gap: int, max_run: int
+):
+    runs = coalesce(ranges, max_gap=max_gap, max_run=max_run)
+    assert sorted(i for run in runs for i in run.wanted) == list(range(len(ranges)))
+    assert [(run.file, run.start) for run in runs] == sorted((run.file, run.start) for run in runs)
+    for run in runs:
+        inside = [ranges[i] for i in run.wanted]
+        assert {file for file, _, _ in inside} == {run.file}
+        assert run.start == min(start for _, start, _ in inside) and run.stop == max(stop for *_, stop in inside)
+        assert run.stop - run.start <= max(max_run, max(stop - start for _, start, stop in inside))
+        covered = run.start
+        for _, start, stop in sorted(inside):
+            assert start - covered <= max_gap
+            covered = max(covered, stop)
+
+
+def test_neighbours_are_one_read():
+    # 0-10 and 10-20 touch; 20 + MAX_GAP is the last start that still joins; one further does not
+    near, far = 20 + MAX_GAP, 20 + MAX_GAP + 1
+    assert len(coalesce([(0, 10, 20), (0, 0, 10), (0, near, near + 5)])) == 1
+    assert len(coalesce([(0, 10, 20), (0, 0, 10), (0, far, far + 5)])) == 2
+
+
+@pytest.mark.parametrize("nowait", [True, False])
+def test_a_file_that_ends_too_early_is_named(files: list[Path], nowait: bool):
+    reads = RandomReads(files)
+    reads.read([(3, 0, 10)])
+    if not nowait:
+        reads._nowait = None
+    with pytest.raises(ValueError, match=f"{files[3]} ends inside the range of bytes 4990 to 5001"):
+        reads.read([(3, 4990, 5001), (4, 0, 10)])
+    with pytest.raises(FileNotFoundError):
+        RandomReads([files[0].with_name("none")]).read([(0, 0, 1)])
+
+
+def test_a_short_remote_file_is_named():
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/short", b"abc")
+    assert RandomReads(["/short"], filesystem=memory).read([(0, 1, 3), (0, 2, 2)]) == [b"bc", b""]
+    with pytest.raises(ValueError, match="/short ends inside the range of bytes 1 to 4"):
+        RandomReads(["/short"], filesystem=memory).read([(0, 1, 4)])
+
+
+def test_threads_share_few_descriptors(files: list[Path]):
+    reads = RandomReads(files, max_open_files=2, num_threads=4)
+    ranges = [(f, a, min(a + 50, SIZES[f])) for f in (1, 2, 3, 4) for a in range(0, SIZES[f], 400)]
+    right, wrong, most = slow_twin(files, ranges), [], []
+
+    def work(shift: int) -> None:
+        for _ in range(30):
+            mine = ranges[shift:] + ranges[:shift]
+            if reads.read(mine) != right[shift:] + right[:shift]:
+                wrong.append(shift)
+            most.append(reads.num_open)
+
+    before = num_descriptors()
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and max(most) <= 2 and num_descriptors() - before <= 2
+    reads.close()
+    assert num_descriptors() == before
+
+
+def test_a_replaced_file_is_read_from_its_copy(files: list[Path], tmp_path: Path):
+    copy = tmp_path / "copy"
+    copy.write_bytes(b"x" * SIZES[2])
+    used: list[int] = []
+    reads = RandomReads(files, on_first_use=used.append)
+    assert reads.read([(2, 0, 5), (3, 0, 5)]) == slow_twin(files, [(2, 0, 5), (3, 0, 5)])
+    reads.replace(2, copy)
+    assert reads.read([(2, 0, 5), (3, 0, 5)]) == [b"xxxxx", content(3)[:5]]
+    assert sorted(used) == [2, 3]
+
+
+def test_a_file_replaced_while_it_is_read_is_closed_by_its_last_reader(files: list[Path], tmp_path: Path):
+    copy = tmp_path / "copy"
+    copy.write_bytes(b"x" * SIZES[2])
+    reads, before = RandomReads(files, max_open_files=1), num_descriptors()
+    with reads._open.use(2, str(files[2])) as fd:
+        reads.replace(2, copy)
+        assert os.pread(fd, 5, 0) == content(2)[:5] and num_descriptors() == before + 1
+    assert num_descriptors() == before and reads.read([(2, 0, 3)]) == [b"xxx"]
+
+
+def test_a_child_of_fork_reads_too(files: list[Path]):
+    reads = RandomReads(files, max_open_files=2, num_threads=2)
+    ranges = [(f, 0, SIZES[f]) for f in (1, 2, 3, 4)]
+    assert reads.read(ranges) == slow_twin(files, ranges)  # starts threads and opens files
+    reads._lock.acquire()  # as if another thread held it at the fork
+    assert in_child(lambda: reads.read(ranges) == slow_twin(files, ranges))
+    reads._lock.release()
+    assert reads.read(ranges) == slow_twin(files, ranges)
+
+
+def in_child(check: Callable[[], bool]) -> bool:
+    """Whether ``check`` holds in a child of fork."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if check() else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
