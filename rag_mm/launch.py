@@ -24,6 +24,8 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
+from pipeline.heap import keep_freed_memory
+
 EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 75
 
 
@@ -35,6 +37,7 @@ def is_rank() -> bool:
 def join(*, timeout_s: int, threads: int) -> None:
     """Join the other ranks, if there are any."""
     torch.set_num_threads(threads)
+    keep_freed_memory()
     if "RAG_MM_STORE" in os.environ:
         _end_with_the_launcher()
     if not is_rank() or int(os.environ["WORLD_SIZE"]) == 1:

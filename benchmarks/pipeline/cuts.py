@@ -16,6 +16,7 @@ from benchmarks.pipeline.measuring import busy_profile, in_turn, machine, measur
 from benchmarks.pipeline.models import Sizes, unequal_batch, unequal_program
 from pipeline import Pipeline, partition, simulate
 from pipeline.baselines import equal_blocks, equal_parameters
+from pipeline.heap import keep_freed_memory
 from tests.distributed import run_on_ranks
 
 SIZES = Sizes()
@@ -23,6 +24,7 @@ MICROBATCHES, SCHEDULE = 8, "1f1b"
 
 
 def on_rank(num_ranks: int, rounds: int) -> list[dict[str, Any]]:
+    keep_freed_memory()  # as training ranks do
     program, batch = unequal_program(SIZES), unequal_batch(SIZES, MICROBATCHES)
     profile, link = busy_profile(program, batch, num_microbatches=MICROBATCHES), measured_link()
     plans = {

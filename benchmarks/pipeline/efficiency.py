@@ -2,9 +2,10 @@
 
     python -m benchmarks.pipeline.efficiency [--rounds N] [--out FILE]
 
-The ideal is the *twin*: both ranks run their own stages' forward and backward of all micro-batches at the same
-time, without communication; times 9/8 (interleaved 17/16), the bubble that 8 micro-batches on 2 ranks
-cannot avoid. The ratio to one process is given too, against 16/9 (32/17), what two ranks with a core each could gain.
+The ideal is the *twin*: both ranks run their own stages' forwards and backwards of all micro-batches at the same
+time, in the schedule's order and without communication; times 9/8 (interleaved 17/16), the bubble that 8
+micro-batches on 2 ranks cannot avoid. The ratio to one process is given too, against 16/9 (32/17), what two ranks
+with a core each could gain.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch import Tensor
 from benchmarks.pipeline.measuring import busy_profile, in_turn, machine, median_ratio, options, report
 from benchmarks.pipeline.models import equal_batch, equal_program
 from pipeline import BlockProgram, Pipeline, Plan, partition
-from pipeline.program import Block
+from pipeline.heap import keep_freed_memory
+from pipeline.order import rank_order
 from tests.distributed import run_on_ranks
 
 RANKS, MICROBATCHES, SAMPLES, LAYERS, WIDTH, LENGTH = 2, 8, 32, 8, 256, 96
@@ -27,27 +29,35 @@ CHUNKS = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
 
 
 def twin(program: BlockProgram, plan: Plan, batch: dict[str, Tensor], rank: int) -> Any:
-    """Forward and backward of this rank's stages on inputs that are there already."""
+    """This rank's forwards and backwards in the schedule's order, on inputs and gradients that are there already."""
     rows = [program.microbatch(batch, i, MICROBATCHES) for i in range(MICROBATCHES)]
-    stages: list[tuple[tuple[Block, ...], int, int, list[dict[str, Tensor]]]] = []
+    bounds = plan.bounds()
     with torch.no_grad():
-        for stage in plan.stages_of(rank):
-            first, last = plan.bounds()[stage]
-            carries = [program.run(row, 0, first) if first else {} for row in rows]
-            stages.append((program.blocks[first:last], first, last, carries))
+        carries = {
+            (stage, i): program.run(row, 0, bounds[stage][0]) if bounds[stage][0] else {}
+            for stage in plan.stages_of(rank)
+            for i, row in enumerate(rows)
+        }
+    order = rank_order(
+        rank, num_ranks=RANKS, num_stages=plan.num_stages, num_microbatches=MICROBATCHES, schedule=plan.schedule
+    )
 
     def run() -> None:
-        for i, row in enumerate(rows):
-            for _, first, last, carries in stages:
-                leaves = {name: t.detach().requires_grad_() for name, t in carries[i].items()}
-                result = program.run({**row, **leaves}, first, last)
-                torch.autograd.backward(list(result.values()), [torch.ones_like(t) for t in result.values()])
+        held: dict[tuple[int, int], list[Tensor]] = {}
+        for kind, stage, i in order:
+            if kind == "forward":
+                leaves = {name: t.detach().requires_grad_() for name, t in carries[stage, i].items()}
+                held[stage, i] = list(program.run({**rows[i], **leaves}, *bounds[stage]).values())
+            else:
+                outputs = held.pop((stage, i))
+                torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
         program.zero_grad(set_to_none=True)
 
     return run
 
 
 def on_rank(rounds: int) -> list[dict[str, Any]]:
+    keep_freed_memory()  # as training ranks do
     program = equal_program(num_layers=LAYERS, width=WIDTH)
     batch = equal_batch(SAMPLES, length=LENGTH, width=WIDTH)
     profile = busy_profile(program, batch, num_microbatches=MICROBATCHES)

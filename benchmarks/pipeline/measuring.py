@@ -110,13 +110,19 @@ def measured_link(*, num_bytes: int = 1 << 22, repeats: int = 15) -> Link:
 
 
 def in_turn(cases: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 2) -> dict[str, list[float]]:
-    """Seconds of each case in each round, the slowest rank's (a collective)."""
+    """Seconds of each case in each round, the slowest rank's (a collective).
+
+    Every round begins with another case: what one leaves behind (caches, a rank that was idle) is not always
+    another's.
+    """
+    names = list(cases)
     times: dict[str, list[float]] = {name: [] for name in cases}
     for round_ in range(warmup + rounds):
-        for name, work in cases.items():
+        first = round_ % len(names)
+        for name in names[first:] + names[:first]:
             dist.barrier()
             start = time.perf_counter()
-            work()
+            cases[name]()
             took = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
             dist.all_reduce(took, op=dist.ReduceOp.MAX)
             if round_ >= warmup:

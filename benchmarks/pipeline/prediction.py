@@ -20,6 +20,7 @@ from benchmarks.pipeline.measuring import LiveBytes, busy_profile, in_turn, mach
 from benchmarks.pipeline.models import Sizes, unequal_batch, unequal_program
 from pipeline import Pipeline, partition, simulate
 from pipeline.costs import Link
+from pipeline.heap import keep_freed_memory
 from pipeline.timeline import Event, write_timeline
 from tests.distributed import run_on_ranks
 
@@ -30,6 +31,7 @@ CHUNKS = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
 
 def on_rank(rounds: int) -> tuple[list[dict[str, Any]], Link, dict[str, dict[str, Sequence[Event]]]]:
     """The rows of the table, the link that was measured, and predicted and measured events by schedule."""
+    keep_freed_memory()  # as training ranks do
     program, batch = unequal_program(SIZES), unequal_batch(SIZES, MICROBATCHES)
     profile, link = busy_profile(program, batch, num_microbatches=MICROBATCHES), measured_link()
     plans = {

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks.pipeline.measuring import LiveBytes, in_turn, machine, median_ratio, options, report
 from benchmarks.pipeline.models import Layer
+from pipeline.heap import keep_freed_memory
 from tests.distributed import run_on_ranks
 
 SAMPLES, DOCUMENTS, LENGTH, WIDTH, VOCABULARY, LAYERS = 16, 8, 32, 128, 2000, 4
@@ -34,6 +35,7 @@ class Tower(nn.Module):
 
 
 def on_rank(rounds: int) -> list[dict[str, Any]]:
+    keep_freed_memory()  # as training ranks do
     torch.manual_seed(0)
     tower = Tower()
     query_BD = torch.randn(SAMPLES, WIDTH)
