@@ -1,8 +1,9 @@
 """A prepared data set: the memory, the questions of each split, and the image-text pairs.
 
 Samples are read by position when they are asked for, each with one ``pread``; only the shard index and the
-owner of each sample are held. Which samples a split has follows from the entity a sample belongs to, so four
-folds share one set of shards. A sample that turns out to be broken keeps its place in the batch, with weight
+owner of each sample are held. Which samples a split has follows either from the entity a sample belongs to, so that
+four folds share one set of shards (the factbook), or from the folder it lies in, where the source has splits of its
+own (every converted format). A sample that turns out to be broken keeps its place in the batch, with weight
 0, and is counted by reason: dropping it would shift every later sample of every layout.
 """
 
@@ -13,61 +14,16 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from data import images
 from data.document_store import DocumentStore
+from data.sample_ids import from_key
+from data.samples import Pair, Sample, read_pair, read_question
 from data.shards import Shard, open_shards
 
 SPLITS = ("train", "dev", "test")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One question.
-
-    Attributes:
-        id: unique in the data set.
-        question: text of the question.
-        answers: accepted answers; the first is the value on the document's line.
-        kind: whether the question names its subject or shows it.
-        field: label of the line that answers it.
-        country: id of the document it was made from.
-        gold: ids of all documents that count as right, duplicates included.
-        image_png: the picture asked about, or None.
-        weight: 1, or 0 for a sample that is broken and only keeps its place.
-    """
-
-    id: str
-    question: str
-    answers: tuple[str, ...]
-    kind: Literal["name", "picture"]
-    field: str
-    country: str
-    gold: tuple[str, ...]
-    image_png: bytes | None = None
-    weight: float = 1.0
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A picture or a name, and the documents it belongs to.
-
-    Attributes:
-        id: unique in the data set.
-        text: the name, or empty when a picture asks.
-        image_png: the picture, or None when a name asks.
-        gold: ids of the matching documents, duplicates included.
-        weight: 1, or 0 for a pair that is broken and only keeps its place.
-    """
-
-    id: str
-    text: str
-    image_png: bytes | None
-    gold: tuple[str, ...]
-    weight: float = 1.0
 
 
 Item = TypeVar("Item", Sample, Pair)
@@ -77,14 +33,18 @@ class _Part:
     """The samples of one folder of shards by position, whichever split they belong to."""
 
     def __init__(self, directory: Path) -> None:
-        self.shards = open_shards(directory)
+        self.directory = directory
+        self.shards = open_shards(directory) if any(directory.glob("*.tar")) else []
         self.places: list[tuple[Shard, str]] = [(s, key) for s in self.shards for key in s.index.samples]
-        path = directory / "entities.json"
-        self.entities: list[str | None] = json.loads(path.read_text(encoding="utf-8"))
-        if len(self.entities) != len(self.places):
-            raise ValueError(
-                f"{path} names {len(self.entities)} entities, but the shards hold {len(self.places)} samples"
-            )
+
+    @functools.cached_property
+    def entities(self) -> list[str | None]:
+        """The entity of each sample."""
+        path = self.directory / "entities.json"
+        entities: list[str | None] = json.loads(path.read_text(encoding="utf-8"))
+        if len(entities) != len(self.places):
+            raise ValueError(f"{path} names {len(entities)} entities, but the shards hold {len(self.places)} samples")
+        return entities
 
     def members(self, position: int) -> tuple[str, dict[str, bytes]]:
         shard, key = self.places[position]
@@ -103,7 +63,7 @@ class SplitView(Generic[Item]):
         self.name = name
         self.bad_samples: Counter[str] = Counter()
         self._part = part
-        self._positions = list(positions)
+        self._positions = positions
         self._item_type: type[Item] = item_type
         self._bad_ids: set[str] = set()
         self._get: Callable[[int], Item] = functools.lru_cache(maxsize=16384)(self._read)
@@ -119,42 +79,30 @@ class SplitView(Generic[Item]):
 
     @property
     def ids(self) -> list[str]:
-        return [self._part.places[position][1] for position in self._positions]
+        return [from_key(self._part.places[position][1]) for position in self._positions]
 
     def _read(self, i: int) -> Item:
         key, members = self._part.members(self._positions[i])
         try:
-            body = json.loads(members["json"])
-            item = self._make(key, body, members.get("png"))
+            read = read_pair if self._item_type is Pair else read_question
+            item: Item = read(key, members)  # type: ignore[assignment]
         except (KeyError, TypeError, ValueError) as error:
             return self._broken(key, f"malformed json: {type(error).__name__}")
-        if item.image_png is not None:
+        if item.image is not None:
             try:
-                images.load_rgba(item.image_png)
+                images.load_rgba(item.image)
             except ValueError:
                 return self._broken(key, "undecodable image")
         return item
-
-    def _make(self, key: str, body: dict[str, Any], png: bytes | None) -> Item:
-        gold = tuple(body["gold"])
-        if self._item_type is Pair:
-            return Pair(key, body["text"], png, gold)  # type: ignore[return-value]
-        answers = tuple(body["answers"])
-        if not answers or body["kind"] not in ("name", "picture"):
-            raise ValueError("a question needs an answer, and name or picture as its kind")
-        if body["kind"] == "picture" and png is None:
-            raise ValueError("a picture question needs a picture")
-        return Sample(  # type: ignore[return-value]
-            key, body["question"], answers, body["kind"], body["field"], body["country"], gold, png
-        )
 
     def _broken(self, key: str, reason: str) -> Item:
         if key not in self._bad_ids:  # read again after it fell out of the cache, it is still one sample
             self._bad_ids.add(key)
             self.bad_samples[reason] += 1
+        sample_id = from_key(key)
         if self._item_type is Pair:
-            return Pair(key, "", None, (), weight=0.0)  # type: ignore[return-value]
-        return Sample(key, "", ("",), "name", "", "", (), weight=0.0)  # type: ignore[return-value]
+            return Pair(sample_id, "", None, (), weight=0.0)  # type: ignore[return-value]
+        return Sample(sample_id, "", ("",), "name", "", "", (), weight=0.0)  # type: ignore[return-value]
 
 
 QuestionSet = SplitView[Sample]
@@ -168,6 +116,8 @@ class Dataset:
         store: the memory.
         info: the contents of ``dataset.json``.
         fields: labels that questions ask for.
+        has_folds: whether entities decide which split a sample is in; if not, the source has splits of its own.
+        held_out: of folds, the entities of dev and test.
         fingerprint: of everything but edits.
     """
 
@@ -181,13 +131,16 @@ class Dataset:
                 f"no data set at {self.directory}; make one with "
                 f"`python -m data.prepare factbook --out {self.directory}`"
             ) from None
-        folds = json.loads((self.directory / "splits.json").read_text(encoding="utf-8"))["folds"]
-        if not 0 <= fold < len(folds):
+        folds = json.loads((self.directory / "splits.json").read_text(encoding="utf-8")).get("folds")
+        if folds is None and fold:
+            raise ValueError(f"data.fold is {fold}; {self.directory} has the splits of its source, which is fold 0")
+        if folds is not None and not 0 <= fold < len(folds):
             raise ValueError(f"data.fold is {fold}; this data set has folds 0 to {len(folds) - 1}")
-        self.fold = fold
+        self.fold, self.has_folds = fold, folds is not None
         self.fields: list[str] = list(self.info["fields"])
         self.fingerprint: str = self.info["fingerprint"]
-        self.held_out: dict[str, tuple[str, ...]] = {s: tuple(folds[fold][s]) for s in ("dev", "test")}
+        held_out = {"dev": (), "test": ()} if folds is None else folds[fold]
+        self.held_out: dict[str, tuple[str, ...]] = {s: tuple(held_out[s]) for s in ("dev", "test")}
         self.store = DocumentStore(self.directory / "documents")
 
     @functools.cached_property
@@ -216,14 +169,21 @@ class Dataset:
     def _parts(self) -> dict[str, _Part]:
         return {name: _Part(self.directory / name) for name in ("questions", "pairs")}
 
+    def _members_of(self, part_name: str, split: str) -> tuple[_Part, Sequence[int]]:
+        """Where the samples of a split lie, and their positions there."""
+        if not self.has_folds:
+            part = _Part(self.directory / part_name / split)
+            return part, range(len(part.places))
+        part = self._parts[part_name]
+        return part, [i for i, entity in enumerate(part.entities) if self.split_of(entity) == split]
+
     def _view(self, part_name: str, split: str, item_type: type[Item]) -> SplitView[Item]:
         if split not in SPLITS:
             raise ValueError(f"split is {split!r}; allowed are {', '.join(SPLITS)}")
         key = (part_name, split)
         views: dict[tuple[str, str], Any] = self.__dict__.setdefault("_views", {})
         if key not in views:
-            part = self._parts[part_name]
-            positions = [i for i, entity in enumerate(part.entities) if self.split_of(entity) == split]
+            part, positions = self._members_of(part_name, split)
             views[key] = SplitView(part, positions, name=f"{part_name}/{split}", item_type=item_type)
         return views[key]
 

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from data import shards
+from data.image_formats import extension_of, picture_member
+from data.sample_ids import from_key, to_key
 
 EDITS = "edits.jsonl"
 
@@ -35,17 +37,19 @@ class Document:
 
     Attributes:
         id: unique in its store.
-        title: one line.
+        title: one line; may be empty.
         fields: label -> value, in the order they are written out; one line each.
-        image_png: encoded picture, or None.
+        image: picture as it was encoded (PNG, JPEG, ...), or None.
+        passage: running text of any number of lines, or empty.
         meta: whatever else the converter kept; never shown to a model.
     """
 
     id: str
     title: str
     fields: dict[str, str]
-    image_png: bytes | None = None
+    image: bytes | None = None
     meta: dict[str, Any] = field(default_factory=dict)
+    passage: str = ""
 
     def __post_init__(self) -> None:
         for name, value in (("title", self.title), *self.fields.items()):
@@ -54,17 +58,26 @@ class Document:
 
     @property
     def text(self) -> str:
-        """What a model reads: the title, then ``label: value``, every line ended by a newline."""
-        return "".join([f"{self.title}\n", *(f"{label}: {value}\n" for label, value in self.fields.items())])
+        """What a model reads: the title, then ``label: value``, then the passage, every line ended by a newline."""
+        passage = f"{self.passage}\n" if self.passage else ""
+        lines = [f"{self.title}\n", *(f"{label}: {value}\n" for label, value in self.fields.items())]
+        return "".join([*lines, passage])
+
+    @property
+    def search_text(self) -> str:
+        """What the retriever embeds: the title and, where there is one, the passage (fields change, and stay out)."""
+        return f"{self.title}\n{self.passage}" if self.passage else self.title
 
 
 def to_sample(document: Document) -> tuple[str, dict[str, bytes]]:
     """The shard sample that holds ``document``."""
-    body = {"title": document.title, "fields": document.fields, "meta": document.meta}
+    body: dict[str, Any] = {"title": document.title, "fields": document.fields, "meta": document.meta}
+    if document.passage:
+        body["passage"] = document.passage
     members = {"json": json.dumps(body, ensure_ascii=False).encode()}
-    if document.image_png is not None:
-        members["png"] = document.image_png
-    return document.id, members
+    if document.image is not None:
+        members[extension_of(document.image) or "png"] = document.image
+    return to_key(document.id), members
 
 
 class DocumentStore:
@@ -77,11 +90,11 @@ class DocumentStore:
         self._place: dict[str, tuple[int, int, int]] = {}  # id -> shard, first byte, end
         for number, shard in enumerate(self._shards):
             for key, members in shard.index.samples.items():
-                if key in self._place:
+                if from_key(key) in self._place:
                     raise ValueError(f"{shard.index.tar}: document id {key!r} occurs twice in the store")
                 if "json" not in members:
                     raise ValueError(f"{shard.index.tar}: document {key!r} has no json member")
-                self._place[key] = (number, *shards.extent(members))
+                self._place[from_key(key)] = (number, *shards.extent(members))
         self.ids: list[str] = list(self._place)
         self.fingerprint: str = shards.contents_fingerprint(self._shards)
         self.num_reads = 0  # preads so far; a test holds fetch to its promise by it
@@ -148,7 +161,7 @@ class DocumentStore:
             for document_id in run:
                 members = {
                     ext: data[offset - begin : offset - begin + size]
-                    for ext, (offset, size) in shard.index.samples[document_id].items()
+                    for ext, (offset, size) in shard.index.samples[to_key(document_id)].items()
                 }
                 yield document_id, self._parse(document_id, members)
 
@@ -156,7 +169,10 @@ class DocumentStore:
         try:
             body = json.loads(members["json"])
             fields = {**body["fields"], **self._edited.get(document_id, {})}
-            return Document(document_id, body["title"], fields, members.get("png"), body.get("meta", {}))
+            return Document(
+                document_id, body["title"], fields, picture_member(members), body.get("meta", {}),
+                body.get("passage", ""),
+            )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{self.directory}: document {document_id!r} is malformed: {error}") from error
 

@@ -9,6 +9,7 @@ tokens, L = Q + 2N + M, T answer tokens, S side of a picture.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -144,11 +145,12 @@ def document_text(document: Document, renaming: Renaming | None) -> str:
     """A document's text, its facts renamed for this step if ``renaming`` is given."""
     if renaming is None:
         return document.text
-    return Document(document.id, document.title, renaming.fields(document.fields)).text
+    return dataclasses.replace(document, fields=renaming.fields(document.fields)).text
 
 
 def training_answers(samples: Sequence[Sample], renaming: Renaming | None) -> list[str]:
     """The answer each sample is trained on: its first one, renamed as the documents are."""
+    first = [s.answers[0] if s.answers else "" for s in samples]  # unanswered samples have weight 0
     if renaming is None:
-        return [s.answers[0] for s in samples]
-    return [renaming.value(s.field, s.answers[0]) for s in samples]
+        return first
+    return [renaming.value(s.field, answer) for s, answer in zip(samples, first, strict=True)]

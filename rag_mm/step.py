@@ -68,7 +68,7 @@ class JointStep:
         self.config, self.dataset, self.towers, self.encoder = config, dataset, towers, towers.encoder
         self.collator, self.memory, self.mesh = collator, memory, mesh
         self.questions, self.pairs = dataset.questions("train"), dataset.pairs("train")
-        asked = sorted({sample.country for sample in self.questions if sample.weight})
+        asked = sorted({sample.subject for sample in self.questions if sample.weight})
         self.asked = set(asked)
         self.usable_pairs = [
             i for i, pair in enumerate(self.pairs) if config.train.pairs == "all" or not self.asked & set(pair.gold)
@@ -79,7 +79,7 @@ class JointStep:
                 f"{config.train.pairs!r}; use other pairs or set objectives.contrastive and train.retriever_share to 0"
             )
         for item in (*self.questions, *self.pairs):
-            for name in (*item.gold, *([item.country] if isinstance(item, Sample) and item.weight else [])):
+            for name in (*item.gold, *([item.subject] if isinstance(item, Sample) and item.weight else [])):
                 if name not in memory.store:
                     raise ValueError(
                         f"{item.id} of {config.data.dir} names document {name!r}, which is not in the store"
@@ -129,7 +129,7 @@ class JointStep:
             if self.config.train.documents == "retrieved":
                 ids, searched = self.memory.search(queries.embedding[: len(samples)], k=self.config.retriever.k)
             elif self.config.train.documents == "gold":
-                ids = [[sample.country or self.memory.store.ids[0]] for sample in samples]
+                ids = [[sample.subject or self.memory.store.ids[0]] for sample in samples]
         retrieve_s = time.perf_counter() - started
         prepared = self._assemble(step, samples, pairs, queries, ids, reads=self.reads(step))
         prepared.retrieve_s = retrieve_s
@@ -198,9 +198,9 @@ class JointStep:
         positives = {self._one_of(names, step) for names in gold if names} if self._contrasts(step) else set()
         unique = sorted(positives.union(*ids))
         documents = self.memory.fetch(unique)
-        image, has_image = self.collator.images([d.image_png for d in documents])
+        image, has_image = self.collator.images([d.image for d in documents])
         image = augment(image, unique, seed=train.seed, step=step, strength=train.augment)
-        document = self.encoder.features([d.title for d in documents], image, has_image)
+        document = self.encoder.features([d.search_text for d in documents], image, has_image)
         place = {name: i for i, name in enumerate(unique)}
         positive = torch.zeros(len(gold), len(unique), dtype=torch.bool)
         for q, names in enumerate(gold):
@@ -231,7 +231,7 @@ class JointStep:
 
     def _queries(self, samples: list[Sample], pairs: list[Pair], step: int) -> _Queries:
         train = self.config.train
-        image, has_image = self.collator.images([s.image_png for s in samples] + [p.image_png for p in pairs])
+        image, has_image = self.collator.images([s.image for s in samples] + [p.image for p in pairs])
         names = [f"query {s.id}" for s in samples] + [f"query {p.id}" for p in pairs]
         image = augment(image, names, seed=train.seed, step=step, strength=train.augment)
         features = self.encoder.features([s.question for s in samples] + [p.text for p in pairs], image, has_image)

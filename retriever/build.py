@@ -64,7 +64,7 @@ def fresh_encoder(config: RetrieverConfig, dataset: Dataset, *, image_size: int,
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         encoder = DualEncoder(config, image_size=image_size)
-    titles = [document.title for document in dataset.store.fetch(dataset.store.ids)]
+    titles = [document.search_text for document in dataset.store.fetch(dataset.store.ids)]
     encoder.text.fit(titles + [sample.question for sample in dataset.questions("train")])
     return encoder
 

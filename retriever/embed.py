@@ -26,9 +26,9 @@ def pictures(pngs: Sequence[bytes | None], size: int) -> tuple[Tensor, Tensor]:
 
 
 def document_features(encoder: DualEncoder, documents: Sequence[Document], *, image_size: int) -> dict[str, Tensor]:
-    """What is embedded of a document: its title and its picture."""
-    image, has_image = pictures([d.image_png for d in documents], image_size)
-    return encoder.features([d.title for d in documents], image, has_image)
+    """What is embedded of a document: its title, its passage and its picture."""
+    image, has_image = pictures([d.image for d in documents], image_size)
+    return encoder.features([d.search_text for d in documents], image, has_image)
 
 
 @torch.no_grad()

@@ -21,10 +21,12 @@ from torch import Tensor
 from data.command_line import parse
 from data.dataset import Dataset, Sample
 from data.document_store import Document
+from pipeline import Pipeline, Plan
 from rag_mm import checkpoint
 from rag_mm.config import Config
 from rag_mm.model import Model, build_model
-from rag_mm.reader.generate import greedy
+from rag_mm.reader.fusion import answering_program
+from rag_mm.reader.generate import decode
 from retriever.build import build_index
 from retriever.embed import document_features, make_manifest
 from retriever.index import Index
@@ -173,7 +175,7 @@ class Answerer:
     def _answer(self, samples: Sequence[Sample], documents: Documents) -> list[Prediction]:
         encoder, collator = self.model.encoder, self.model.collator
         questions = [s.question for s in samples]
-        image, has_image = collator.images([s.image_png for s in samples])
+        image, has_image = collator.images([s.image for s in samples])
         query = encoder(encoder.features(questions, image, has_image))
         found, scores = self._search(samples, query, documents)
         if documents == "none":
@@ -194,9 +196,11 @@ class Answerer:
                 scores = (query * embedding).sum(1, keepdim=True)
         context = collator.context(questions, read, (image, has_image), document_image)
         context |= {"query_embedding": query, "document_embedding": embedding}
-        tokens = greedy(
-            self.model.reader,
+        program = answering_program(self.model.reader)
+        tokens = decode(
+            Pipeline(program, Plan.from_cuts(program, [])),
             context,
+            num_samples=len(samples),
             bos=collator.bos,
             end=collator.end,
             max_tokens=self.config.data.max_answer_tokens,
@@ -214,7 +218,7 @@ class Answerer:
                 raise ValueError("nothing can be retrieved without an index")
             depth = min(max(self.config.retriever.k, DEPTH), len(self.index.ids))
             return self.index.search(query, k=depth)
-        ids = [[sample.country] for sample in samples] if documents == "gold" else [[] for _ in samples]
+        ids = [[sample.subject] for sample in samples] if documents == "gold" else [[] for _ in samples]
         return ids, torch.zeros(len(samples), 0)
 
     def _text(self, tokens: list[int]) -> str:

@@ -28,12 +28,12 @@ def pixels(dataset: Dataset, samples: Sequence[Sample]) -> list[Prediction]:
 
     Questions without a picture get no documents.
     """
-    asked = [sample for sample in samples if sample.image_png is not None]
+    asked = [sample for sample in samples if sample.image is not None]
     found: dict[str, Prediction] = {}
     if asked:
-        documents = [d for d in dataset.store.fetch(sorted(dataset.store.ids)) if d.image_png is not None]
-        memory = pixel_features([d.image_png for d in documents if d.image_png is not None])
-        query = pixel_features([s.image_png for s in asked if s.image_png is not None])
+        documents = [d for d in dataset.store.fetch(sorted(dataset.store.ids)) if d.image is not None]
+        memory = pixel_features([d.image for d in documents if d.image is not None])
+        query = pixel_features([s.image for s in asked if s.image is not None])
         score, row = (query @ memory.T).sort(dim=1, descending=True, stable=True)
         for sample, scores, rows in zip(asked, score[:, :DEPTH].tolist(), row[:, :DEPTH].tolist(), strict=True):
             ids = tuple(documents[i].id for i in rows)

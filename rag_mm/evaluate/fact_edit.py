@@ -117,7 +117,7 @@ def questions_about(dataset: Dataset, fact: Fact) -> list[Sample]:
     Raises:
         ValueError: if nothing asks for it.
     """
-    own = [s for s in dataset.questions(dataset.split_of(fact.document_id)) if s.country == fact.document_id]
+    own = [s for s in dataset.questions(dataset.split_of(fact.document_id)) if s.subject == fact.document_id]
     found = [sample for sample in own if sample.field == fact.field]
     if not found:
         asked = ", ".join(dict.fromkeys(sample.field for sample in own))

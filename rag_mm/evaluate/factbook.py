@@ -57,7 +57,7 @@ class Scored:
             "question": sample.question,
             "kind": sample.kind,
             "field": sample.field,
-            "country": sample.country,
+            "country": sample.subject,
             "gold_answers": list(sample.answers),
             "answer": prediction.answer,
             "em": self.em,
@@ -213,7 +213,7 @@ def _by_country(scored: Iterable[Scored], metric: str) -> dict[str, list[float]]
     for item in scored:
         value = item.value(metric)
         if value is not None:
-            groups[item.sample.country].append(value)
+            groups[item.sample.subject].append(value)
     return dict(groups)
 
 

@@ -72,7 +72,7 @@ def picture_questions(scored: Sequence[Scored], num: int) -> list[Scored]:
     asked = sorted((s for s in scored if s.sample.kind == "picture"), key=lambda s: stable_hash("shown", s.sample.id))
     by_country: dict[str, Scored] = {}
     for item in asked:
-        by_country.setdefault(item.sample.country, item)
+        by_country.setdefault(item.sample.subject, item)
     return list(by_country.values())[:num]
 
 
@@ -89,7 +89,7 @@ def answers(shown: Sequence[Scored], store: DocumentStore, path: Path, *, title:
     for axes, item in zip(grid, shown, strict=True):
         sample, prediction = item.sample, item.prediction
         right = bool(item.em)
-        _picture(axes[0], sample.image_png)
+        _picture(axes[0], sample.image)
         axes[0].set_title(sample.question, fontsize=9, wrap=True)
         axes[0].set_xlabel(
             f"{prediction.answer}\n(right: {sample.answers[0]})" if not right else f"{prediction.answer}",
@@ -105,7 +105,7 @@ def answers(shown: Sequence[Scored], store: DocumentStore, path: Path, *, title:
 
 
 def _document(axes: Axes, document: Document, score: float, field: str, *, gold: bool) -> None:
-    _picture(axes, document.image_png)
+    _picture(axes, document.image)
     axes.set_title(f"{document.title}  {score:.2f}", fontsize=9, color=GREEN if gold else GREY)
     line = f"{field}: {document.fields[field]}" if field in document.fields else f"(no {field})"
     axes.set_xlabel(line, fontsize=9, color=GREY, wrap=True)

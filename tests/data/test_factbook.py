@@ -16,12 +16,12 @@ def test_documents(factbook: Dataset):
     expected |= {"location": "Southern Asia", "region": "Asia", "area": "147,181 sq km", "language": "Nepali"}
     assert expected.items() <= nepal.fields.items()
     for document in factbook.store.fetch(factbook.store.ids):
-        assert images.decode(document.image_png or b"", 24).float().std() > 0
+        assert images.decode(document.image or b"", 24).float().std() > 0
 
 
 def test_first_answer_is_the_value_on_the_document(factbook: Dataset):
     for sample in samples(factbook).values():
-        assert factbook.store.fetch([sample.country])[0].fields[sample.field] == sample.answers[0]
+        assert factbook.store.fetch([sample.subject])[0].fields[sample.field] == sample.answers[0]
         assert len(sample.answers[0]) <= 38
 
 
@@ -41,11 +41,11 @@ def test_picture_questions_do_not_leak_the_name(factbook: Dataset):
     for sample in samples(factbook).values():
         if sample.kind == "picture":
             words = sample.question.lower()
-            assert sample.image_png and not any(title in words for title in titles.values())
+            assert sample.image and not any(title in words for title in titles.values())
             assert not any(answer.lower() in words for answer in sample.answers if len(answer) > 3)
         else:
-            assert sample.image_png is None and sample.gold == (sample.country,)
-            assert titles[sample.country].removeprefix("the ") in sample.question.lower()
+            assert sample.image is None and sample.gold == (sample.subject,)
+            assert titles[sample.subject].removeprefix("the ") in sample.question.lower()
 
 
 def test_identical_flags_are_one_group_and_their_answers_all_count(factbook: Dataset):
@@ -63,7 +63,7 @@ def test_identical_flags_are_one_group_and_their_answers_all_count(factbook: Dat
 def test_pairs(factbook: Dataset):
     pairs = {pair.id: pair for split in SPLITS for pair in factbook.pairs(split)}
     assert len(pairs) == 2 * len(factbook.store)
-    assert pairs["np-name"].text == "Nepal" and pairs["np-name"].image_png is None
+    assert pairs["np-name"].text == "Nepal" and pairs["np-name"].image is None
     assert pairs["np-picture"].text == "" and pairs["np-picture"].gold == ("np",)
     assert pairs["mc-picture"].gold == ("id", "mc") and pairs["mc-name"].gold == ("mc",)
     assert all(set(pair.gold) <= set(factbook.store.ids) for pair in pairs.values())

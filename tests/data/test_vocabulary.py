@@ -46,7 +46,7 @@ def test_a_value_is_cut_on_its_line_as_it_is_alone(tokenizer, factbook: Dataset)
     """What the copying reader relies on: the answer's tokens stand in the document, in a row."""
     for sample in factbook.questions("train"):
         answer = tokenizer(sample.answers[0] + "\n")["input_ids"]
-        text = factbook.store.fetch([sample.country])[0].text
+        text = factbook.store.fetch([sample.subject])[0].text
         start = text.index(f"\n{sample.field}: ")
         before = len(tokenizer(text[: start + len(f"\n{sample.field}: ")])["input_ids"])
         assert tokenizer(text)["input_ids"][before : before + len(answer)] == answer

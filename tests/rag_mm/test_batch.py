@@ -23,7 +23,7 @@ def test_encodings_do_not_depend_on_the_bucket(factbook: Dataset):
 
     def encode(questions: list[str], names: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         rows = [documents[name] for name in names]
-        pictures = collator.images([row[0].image_png for row in rows])
+        pictures = collator.images([row[0].image for row in rows])
         context = collator.context(questions, rows, collator.images([None] * len(rows)), pictures)
         return program.run(context, 0, program.index("answer"))["context"], context["context_mask"]
 

@@ -26,9 +26,9 @@ def test_greedy_equals_the_program_on_each_prefix(
     program = reader_program(config, ObjectivesConfig(pdist=0), vocabulary=vocabulary, image_size=24).eval()
     collator = Collator(factbook.tokenizer, DataConfig(), num_patches=9)
     samples = list(factbook.questions("train"))[:3]
-    documents = [factbook.store.fetch([s.country, "jp"]) for s in samples]
-    pictures = collator.images([s.image_png for s in samples])
-    theirs = collator.images([d.image_png for row in documents for d in row])
+    documents = [factbook.store.fetch([s.subject, "jp"]) for s in samples]
+    pictures = collator.images([s.image for s in samples])
+    theirs = collator.images([d.image for row in documents for d in row])
     context = collator.context([s.question for s in samples], documents, pictures, theirs)
     context |= {"query_embedding": torch.rand(3, 4), "document_embedding": torch.rand(6, 4)}
     # Untrained readers copy what is there most often, the end of a line; give them something else to say.

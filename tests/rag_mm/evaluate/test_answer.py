@@ -43,7 +43,7 @@ def test_retrieved_documents_are_the_best_of_all(run: Run) -> None:
     size = run.config.data.image_size
     memory = embed_documents(encoder, run.dataset.store, ids, image_size=size, batch_size=7)
     for sample, prediction in zip(samples, predictions, strict=True):
-        features = encoder.features([sample.question], *collator.images([sample.image_png]))
+        features = encoder.features([sample.question], *collator.images([sample.image]))
         with torch.no_grad():
             score = (encoder(features) @ memory.T)[0]
         best = sorted(range(len(ids)), key=lambda i: -score[i].item())[:4]
@@ -85,7 +85,7 @@ def test_the_reader_is_given_the_documents(
         else:
             first = prediction.document_ids[0]
             assert prediction.answer == tokenizer.decode(tokenizer(titles[first])["input_ids"])
-            assert documents == "retrieved" or first == sample.country
+            assert documents == "retrieved" or first == sample.subject
     assert (seen[0] == 0).all() == (documents == "none")
 
 

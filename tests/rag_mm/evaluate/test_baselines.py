@@ -26,14 +26,14 @@ def test_pixels_finds_what_a_plain_loop_finds(factbook: Dataset) -> None:
         x = x - x.mean()
         return x / x.norm()
 
-    documents = [d for d in factbook.store.fetch(factbook.store.ids) if d.image_png is not None]
-    memory = {d.id: features(d.image_png) for d in documents if d.image_png is not None}
+    documents = [d for d in factbook.store.fetch(factbook.store.ids) if d.image is not None]
+    memory = {d.id: features(d.image) for d in documents if d.image is not None}
     for sample, found in zip(samples, pixels(factbook, samples), strict=True):
         assert found.id == sample.id and found.answer is None
-        if sample.image_png is None:
+        if sample.image is None:
             assert found.document_ids == ()
         else:
-            score = {name: float(features(sample.image_png) @ x) for name, x in memory.items()}
+            score = {name: float(features(sample.image) @ x) for name, x in memory.items()}
             assert len(found.document_ids) == 4
             best = sorted(score.values(), reverse=True)[:4]
             assert torch.allclose(torch.tensor(found.scores), torch.tensor(best), atol=1e-5)

@@ -46,7 +46,7 @@ def test_what_does_not_apply_is_null() -> None:
     answers_only = [Prediction(p.id, p.answer) for p in PREDICTIONS]
     row = make_row("closed_book", score(SAMPLES, answers_only, SEEN))
     assert row["em"] == 0.5 and row["hit@1"] == row["hit@4"] == {"name": None, "picture": None}
-    given = [Prediction(p.id, p.answer, (s.country,), (1.0,), 1) for p, s in zip(PREDICTIONS, SAMPLES, strict=True)]
+    given = [Prediction(p.id, p.answer, (s.subject,), (1.0,), 1) for p, s in zip(PREDICTIONS, SAMPLES, strict=True)]
     row = make_row("gold_document", score(SAMPLES, given, SEEN))
     assert row["hit@1"] == row["hit@1_interval"] == {"name": None, "picture": None}
 

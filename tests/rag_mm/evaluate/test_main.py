@@ -26,9 +26,9 @@ def test_scores_a_run_and_writes_files(run: Run, tmp_path: Path, capsys: pytest.
 
 
 def test_asks_a_free_question(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = next(s for s in run.dataset.questions("test") if s.image_png is not None)
-    assert picture.image_png is not None
-    (tmp_path / "flag.png").write_bytes(picture.image_png)
+    picture = next(s for s in run.dataset.questions("test") if s.image is not None)
+    assert picture.image is not None
+    (tmp_path / "flag.png").write_bytes(picture.image)
     run_dir = ["--run-dir", str(run.directory)]
     assert main([*run_dir, "--ask", "what is this?", "--image", str(tmp_path / "flag.png")]) == 0
     assert main([*run_dir, "--ask", "what is the capital of Nepal?"]) == 0
