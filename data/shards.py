@@ -1,59 +1,27 @@
 """Shards: plain WebDataset tars, and beside each a byte-offset index.
 
-A tar alone can only be read from front to back; retrieval reads at random. So one pass over the tar
-headers writes down where every member's bytes lie, and from then on one sample is one ``pread``. The tar
-stays an ordinary WebDataset shard (``webdataset``, ``tar tf`` and img2dataset users read it as ever);
-nothing is unpacked, nothing is unpickled. The price is a second file that can fall out of step with the
-first: it therefore holds the tar's size and SHA-256, and a tar that no longer matches is refused.
+A tar alone can only be read from front to back; retrieval reads at random. So one pass over a tar writes down
+where every member's bytes lie (`data.shard_index`), and from then on one sample is one ``pread``. The tar stays
+an ordinary WebDataset shard (``webdataset``, ``tar tf`` and img2dataset users read it as ever); nothing is
+unpacked, nothing is unpickled. The price is a second file that can fall out of step with the first: it
+therefore holds the tar's size, time and SHA-256, and a tar that no longer matches is refused.
 
-A *sample* is the run of members that share a key, the path up to the first dot of the file name
-(``a/b.json`` and ``a/b.png`` are ``json`` and ``png`` of sample ``a/b``), as WebDataset defines it.
-Links, devices and paths that are absolute or contain ``..`` are never followed: they are counted in
-``num_ignored``.
-
-    python -m data.shards index DIR
+    python -m data.shards index DIR        # every *.tar under DIR, also tars that others wrote
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import io
-import json
 import os
 import sys
-import tarfile
-from collections import Counter
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-FORMAT = 1
+from data.shard_index import SUFFIX, ShardIndex, build_index, split_key
+
 MEMBER_MTIME = 0  # fixed, so that the same samples give the same bytes
-
-
-@dataclass(frozen=True)
-class ShardIndex:
-    """Where the members of one tar lie.
-
-    Attributes:
-        tar: the shard.
-        size: its size (bytes).
-        sha256: its checksum; shards are told apart by contents, never by date.
-        samples: key -> {extension: (offset, size)}, in the order of the tar.
-        ignored: what the tar holds that is not read, by reason.
-    """
-
-    tar: Path
-    size: int
-    sha256: str
-    samples: Mapping[str, Mapping[str, tuple[int, int]]]
-    ignored: Mapping[str, int]
-
-    @property
-    def num_ignored(self) -> int:
-        return sum(self.ignored.values())
+_ABANDONED_S = 3600.0  # age of a temporary file that nobody is writing any more
 
 
 class Shard:
@@ -92,98 +60,66 @@ def extent(members: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
 
 
 def index_path(tar: Path) -> Path:
-    return tar.with_name(tar.name.removesuffix(".tar") + ".index.json")
-
-
-def split_key(name: str) -> tuple[str, str] | None:
-    """``(key, extension)`` of a member's path, or None if the path is not safe or has no extension."""
-    path = name.removeprefix("./")
-    if not path or path.startswith("/") or ".." in path.split("/") or "\\" in path:
-        return None
-    folder, _, base = path.rpartition("/")
-    stem, dot, ext = base.partition(".")
-    if not stem or not dot or not ext:
-        return None
-    return (f"{folder}/{stem}" if folder else stem), ext.lower()
-
-
-def build_index(tar: Path) -> ShardIndex:
-    """Pass once over the headers of ``tar`` (any tar, also one that others made)."""
-    samples: dict[str, dict[str, tuple[int, int]]] = {}
-    ignored: Counter[str] = Counter()
-    previous: str | None = None
-    try:
-        with tarfile.open(tar, "r:") as archive:
-            for member in archive:
-                if member.isdir():
-                    continue
-                if not member.isreg() or member.issparse():
-                    ignored["not a regular file"] += 1
-                    continue
-                key_ext = split_key(member.name)
-                if key_ext is None:
-                    ignored["unsafe path or no extension"] += 1
-                    continue
-                key, ext = key_ext
-                if key != previous and key in samples:
-                    raise ValueError(f"{tar}: the members of sample {key!r} are not adjacent")
-                members = samples.setdefault(key, {})
-                if ext in members:
-                    raise ValueError(f"{tar}: sample {key!r} has two members {ext!r}")
-                members[ext] = (member.offset_data, member.size)
-                previous = key
-    except tarfile.TarError as error:
-        raise ValueError(f"{tar} is not a readable uncompressed tar: {error}") from error
-    return ShardIndex(tar, tar.stat().st_size, file_sha256(tar), samples, dict(ignored))
+    return tar.with_name(tar.name.removesuffix(".tar") + SUFFIX)
 
 
 def write_index(tar: Path) -> ShardIndex:
-    """Build the index of ``tar`` and put it beside the tar, atomically."""
+    """Build the index of ``tar`` and put it beside the tar: whoever looks finds the old one or the new one."""
     index = build_index(tar)
-    document = {
-        "format": FORMAT,
-        "tar": tar.name,
-        "size": index.size,
-        "mtime_ns": tar.stat().st_mtime_ns,
-        "sha256": index.sha256,
-        "ignored": index.ignored,
-        "samples": index.samples,
-    }
     target = index_path(tar)
-    temporary = target.with_name(target.name + f".tmp-{os.getpid()}")
-    temporary.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
+    for old in target.parent.glob(f"{target.name}.tmp-*"):  # of a process that was killed
+        if time.time() - old.stat().st_mtime > _ABANDONED_S:
+            old.unlink(missing_ok=True)
+    temporary = target.with_name(f"{target.name}.tmp-{os.uname().nodename}-{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(index.to_bytes())
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, target)
     return index
+
+
+def read_index(tar: Path) -> ShardIndex:
+    """The index beside ``tar``, whether or not it is the tar's; ValueError when there is none or it is damaged."""
+    path = index_path(tar)
+    try:
+        return ShardIndex.from_bytes(path.read_bytes(), tar)
+    except FileNotFoundError:
+        raise ValueError(f"{tar} has no index {path.name}; {remedy(tar)}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is {error}; {remedy(tar)}") from error
 
 
 def load_index(tar: Path) -> ShardIndex:
     """Read the index of ``tar``; ValueError when there is none or the tar has changed since.
 
     An equal size and modification time are believed; with another time (a copied data set) the checksum
-    decides.
+    decides, which reads the whole tar.
     """
-    remedy = f"run `python -m data.shards index {tar.parent}`"
-    path = index_path(tar)
-    if not tar.is_file():
-        raise FileNotFoundError(f"{tar} does not exist")
-    if not path.is_file():
-        raise ValueError(f"{tar} has no index {path.name}; {remedy}")
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        samples = {
-            key: {ext: (int(off), int(size)) for ext, (off, size) in members.items()}
-            for key, members in document["samples"].items()
-        }
-        size, sha256, mtime_ns = document["size"], document["sha256"], document["mtime_ns"]
-        ignored = document["ignored"]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} is not a shard index of format {FORMAT}; {remedy}") from error
+        stat = tar.stat()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{tar} does not exist") from None
+    index = read_index(tar)
+    if stat.st_size != index.size:
+        raise ValueError(f"{tar} has {stat.st_size} bytes but its index was made for {index.size}; {remedy(tar)}")
+    if stat.st_mtime_ns != index.mtime_ns and file_sha256(tar) != index.sha256:
+        raise ValueError(f"{tar} has changed since its index was made (checksums differ); {remedy(tar)}")
+    return index
+
+
+def is_current(tar: Path) -> bool:
+    """Whether ``tar`` has an index of its size and time; nothing else is read."""
+    try:
+        index = read_index(tar)
+    except ValueError:
+        return False
     stat = tar.stat()
-    if stat.st_size != size:
-        raise ValueError(f"{tar} has {stat.st_size} bytes but its index was made for {size}; {remedy}")
-    if stat.st_mtime_ns != mtime_ns and file_sha256(tar) != sha256:
-        raise ValueError(f"{tar} has changed since its index was made (checksums differ); {remedy}")
-    return ShardIndex(tar, size, sha256, samples, ignored)
+    return (stat.st_size, stat.st_mtime_ns) == (index.size, index.mtime_ns)
+
+
+def remedy(tar: Path) -> str:
+    return f"run `python -m data.shards index {tar.parent}`"
 
 
 def write_shards(
@@ -212,7 +148,12 @@ def write_shards(
     tars = shard_paths(directory)
     for tar in tars:
         os.utime(tar, (0, 0))  # the index names the time; a fixed one keeps its bytes the same too
-    return [write_index(tar) for tar in tars]
+    indices = [write_index(tar) for tar in tars]
+    for index in indices:
+        if index.bad_samples:
+            row = int(index.problem_numbers.argmax())
+            raise ValueError(f"{index.tar}: sample {index.key(row)!r}: {index.problem(row)}")
+    return indices
 
 
 def shard_paths(directory: Path) -> list[Path]:
@@ -228,9 +169,13 @@ def open_shards(directory: Path) -> list[Shard]:
 
 def contents_fingerprint(shards: Sequence[Shard]) -> str:
     """SHA-256 over the shards' checksums in their order: names and dates do not count."""
+    return fingerprint(shard.index.sha256 for shard in shards)
+
+
+def fingerprint(checksums: Iterable[str]) -> str:
     digest = hashlib.sha256()
-    for shard in shards:
-        digest.update(bytes.fromhex(shard.index.sha256))
+    for checksum in checksums:
+        digest.update(bytes.fromhex(checksum))
     return digest.hexdigest()
 
 
@@ -247,29 +192,9 @@ def iterate(shards: Sequence[Shard]) -> Iterator[tuple[str, dict[str, bytes]]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m data.shards", description=__doc__.split("\n", 1)[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("index", help="write the byte-offset index of every *.tar under a folder")
-    command.add_argument("directory", type=Path)
-    arguments = parser.parse_args(argv)
-    directory: Path = arguments.directory
-    tars = sorted(directory.rglob("*.tar")) if directory.is_dir() else []
-    if not tars:
-        print(f"{directory} is not a folder that holds *.tar files", file=sys.stderr)
-        return 2
-    from rich.progress import track
+    from data import indexing  # only the command needs processes and progress bars
 
-    for tar in track(tars, description="indexing"):
-        try:
-            index = write_index(tar)
-        except (ValueError, OSError) as error:
-            print(f"{error}", file=sys.stderr)
-            return 2
-        note = io.StringIO()
-        if index.ignored:
-            note.write("; ignored: " + ", ".join(f"{n} x {why}" for why, n in sorted(index.ignored.items())))
-        print(f"{tar}: {len(index.samples)} samples{note.getvalue()}")
-    return 0
+    return indexing.main(argv)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,155 @@
+"""All samples of a folder of indexed tars, by position.
+
+Position 0 is the first sample of the first tar in sorted order, and so on to the end: what a loader's order
+permutes. Reading a list of positions sorts them by place, joins neighbours into one read and keeps few files
+open (`data.random_reads`), because a parallel file system is fast at long reads and slow at opens. Held in memory
+is the index, some 90 bytes a sample; no file is open before it is read.
+
+A sample that cannot be read is a `RawSample` with a ``problem``: it keeps its position, so that the order of all
+others and their number never depend on what was readable. Keys are unique within a shard (`data.shard_index`);
+the same key in two shards names two samples.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+
+from data.random_reads import RandomReads
+from data.shard_index import ShardIndex
+from data.shards import fingerprint, load_index, shard_paths
+
+MAX_SAMPLE_BYTES = 128 << 20
+_OPENING_THREADS = 16
+
+
+@dataclass(frozen=True)
+class RawSample:
+    """One sample as it lies in its shard.
+
+    Attributes:
+        key: the path of its members up to the first dot of the file name.
+        members: extension -> bytes; empty if the sample has a problem.
+        shard: the tar it lies in.
+        problem: why it cannot be used, or None.
+    """
+
+    key: str
+    members: dict[str, bytes]
+    shard: Path
+    problem: str | None = None
+
+
+class ShardSet:
+    """The samples of all ``*.tar`` of a folder. Safe between threads and across fork.
+
+    Attributes:
+        indices: one a shard.
+        shard_sizes: samples of each shard.
+        reads: the files and how often they were read.
+    """
+
+    def __init__(
+        self, directory: str | Path, *, max_open_files: int = 64, max_sample_bytes: int = MAX_SAMPLE_BYTES
+    ) -> None:
+        """Load the indices of a folder.
+
+        Args:
+            max_open_files: at most so many shards are open at a time.
+            max_sample_bytes: a larger sample is not read; that is its problem.
+
+        Raises:
+            FileNotFoundError: the folder has no ``*.tar``.
+            ValueError: a tar has no index, or has changed since; the message says what to do.
+        """
+        self.directory = Path(directory)
+        tars = shard_paths(self.directory)
+        if not tars:
+            raise FileNotFoundError(f"{self.directory} holds no shards (*.tar)")
+        with ThreadPoolExecutor(_OPENING_THREADS) as pool:  # opens are slow, and slow beside each other
+            self.indices: list[ShardIndex] = list(pool.map(load_index, tars))
+        self.shard_sizes: list[int] = [len(index) for index in self.indices]
+        self.reads = RandomReads(tars, max_open_files=max_open_files)
+        self._ends = numpy.cumsum(self.shard_sizes)
+        self._max_sample_bytes = max_sample_bytes
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over the shards' checksums in their order: names and dates do not count."""
+        return fingerprint(index.sha256 for index in self.indices)
+
+    def key(self, position: int) -> str:
+        shard, row = self._place(position)
+        return self.indices[shard].key(row)
+
+    def keys(self) -> Iterator[str]:
+        """The keys of all samples, by position."""
+        for index in self.indices:
+            yield from index.keys()
+
+    def read(self, positions: Sequence[int]) -> list[RawSample]:
+        """The samples at ``positions``, in that order; IndexError for a position that does not exist."""
+        places = [self._place(position) for position in positions]
+        members = [self.indices[shard].members(row) for shard, row in places]
+        problems = [self._problem(place, found) for place, found in zip(places, members, strict=True)]
+        wanted: list[tuple[int, int, int]] = []
+        owners: list[tuple[int, str]] = []
+        for i, (shard, _) in enumerate(places):
+            if problems[i] is None:
+                for extension, (offset, size) in members[i].items():
+                    wanted.append((shard, offset, offset + size))
+                    owners.append((i, extension))
+        contents: list[dict[str, bytes]] = [{} for _ in places]
+        for (i, extension), data in zip(owners, self._read_ranges(wanted), strict=True):
+            if isinstance(data, bytes):
+                contents[i][extension] = data
+            else:
+                problems[i] = data.reason
+        return [
+            RawSample(self.indices[shard].key(row), {} if problem else found, self.indices[shard].tar, problem)
+            for (shard, row), found, problem in zip(places, contents, problems, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Close all files; the next read opens them again."""
+        self.reads.close()
+
+    def _place(self, position: int) -> tuple[int, int]:
+        """Shard and row of a position."""
+        if not 0 <= position < len(self):
+            raise IndexError(f"position {position} does not exist; {self.directory} holds {len(self)} samples")
+        shard = int(numpy.searchsorted(self._ends, position, side="right"))
+        return shard, position - (int(self._ends[shard - 1]) if shard else 0)
+
+    def _problem(self, place: tuple[int, int], members: dict[str, tuple[int, int]]) -> str | None:
+        problem = self.indices[place[0]].problem(place[1])
+        if problem is None and sum(size for _, size in members.values()) > self._max_sample_bytes:
+            return f"more than {self._max_sample_bytes >> 20} MiB"
+        return problem
+
+    def _read_ranges(self, wanted: list[tuple[int, int, int]]) -> Sequence[bytes | _Unreadable]:
+        try:
+            return self.reads.read(wanted)
+        except (OSError, ValueError):  # one bad file must not cost the whole batch: find out which
+            return [self._read_range(one) for one in wanted]
+
+    def _read_range(self, wanted: tuple[int, int, int]) -> bytes | _Unreadable:
+        try:
+            return self.reads.read([wanted])[0]
+        except ValueError:
+            return _Unreadable("the shard has become shorter")
+        except OSError as error:
+            return _Unreadable(f"unreadable shard: {error.strerror}")
+
+
+@dataclass(frozen=True)
+class _Unreadable:
+    reason: str
