@@ -90,7 +90,7 @@ class Experiment:
         changed = {}
         for name in dict.fromkeys(self.block.reads):
             tensor = self.env[name]
-            if self.program.axis(name) is None or (kind in _FLOAT and not tensor.is_floating_point()):
+            if not self.program.has_samples(name) or (kind in _FLOAT and not tensor.is_floating_point()):
                 continue
             changed[name] = tensor.clone()
             rows = self.rows(tensor, samples)
@@ -117,7 +117,7 @@ class Experiment:
             new = outputs[name]
             if new.shape != base.shape:
                 return name
-            if self.program.axis(name) is not None:
+            if self.program.has_samples(name):
                 rows = self.rows(base, untouched)
                 new, base = new[rows], base[rows]
             if differ(new, base, self.floor[name]):
@@ -132,7 +132,7 @@ class Experiment:
         """
         part = {
             name: self.env[name]
-            if self.program.axis(name) is None
+            if not self.program.has_samples(name)
             else self.env[name][self.rows(self.env[name], samples)]
             for name in self.block.reads
         }
@@ -141,7 +141,7 @@ class Experiment:
             torch.manual_seed(0)
             outputs = call(self.block, cut_off(self.block, part, set()), ids=ids)
         for name, whole in self.base.items():
-            right = whole if self.program.axis(name) is None else whole[self.rows(whole, samples)]
+            right = whole if not self.program.has_samples(name) else whole[self.rows(whole, samples)]
             new = outputs[name]
             if new.shape != right.shape:
                 return name

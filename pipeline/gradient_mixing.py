@@ -70,7 +70,7 @@ class _Runs:
     def __init__(self, experiment: Experiment, touched: Tensor) -> None:
         self.experiment, self.touched = experiment, touched
         block, env, program = experiment.block, experiment.env, experiment.program
-        self.floats = sorted({n for n in block.reads if env[n].is_floating_point() and program.axis(n) is not None})
+        self.floats = sorted({n for n in block.reads if env[n].is_floating_point() and program.has_samples(n)})
         self.parameters = [p for p in block.module.parameters() if p.requires_grad]
 
     def gradients(self, changed: Mapping[str, Tensor], *, both: bool) -> tuple[dict[str, Tensor], list[Tensor | None]]:
@@ -83,7 +83,7 @@ class _Runs:
             roots, weights = [], []
             for name, tensor in outputs.items():
                 weight = torch.rand(tensor.shape, generator=g).to(tensor.device) + 0.5
-                if not tensor.requires_grad or experiment.program.axis(name) is None:
+                if not tensor.requires_grad or not experiment.program.has_samples(name):
                     continue
                 if not both:
                     weight[experiment.rows(tensor, self.touched)] = 0.0

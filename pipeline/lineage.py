@@ -41,9 +41,9 @@ class Lineage:
     Attributes:
         stateful: a forward changes buffers.
         mixes: where and how rows of samples mix ("" if they do not).
-        shared: tensors without a sample axis (unique documents) whose rows move only the samples that use
-            them. Such a ``group`` is no obstacle: every micro-batch is given the whole tensor, and the
-            gradients of its rows add up.
+        shared: tensors whose rows belong to no sample (unique documents: axis None or ``"microbatch"``) and move only
+            the samples that use them. Such a ``group`` is no obstacle: every micro-batch is given all rows that it
+            uses, and the gradients of a row add up.
     """
 
     kind: str
@@ -70,7 +70,7 @@ def classify(program: BlockProgram, block: Block, env: Mapping[str, Tensor], *, 
     experiment = Experiment(program, block, env)
     samples = torch.arange(num_samples)
     for name, base in experiment.base.items():
-        if program.axis(name) is not None and (base.dim() == 0 or base.shape[0] % num_samples):
+        if program.has_samples(name) and (base.dim() == 0 or base.shape[0] % num_samples):
             raise ValueError(
                 f"block {block.name!r} writes {name!r} of shape {tuple(base.shape)} for {num_samples} samples, but its "
                 f"axis is {program.axis(name)!r}; give it one row (or k rows) a sample, or declare axis None"
@@ -164,10 +164,36 @@ def _differs_in_halves(experiment: Experiment) -> str:
     return ""
 
 
+def within_microbatch(
+    program: BlockProgram, block: Block, found: Lineage, *, whole: Mapping[str, Tensor], micro: Mapping[str, Tensor]
+) -> Lineage:
+    """``batch`` where what a block makes of the first micro-batch differs from what it makes of it within the batch.
+
+    Rows of an axis ``"microbatch"`` are no samples, so nothing else shows whether they move each other (statistics over
+    the documents of a micro-batch), or all samples of it (their mean). With one micro-batch there is nothing to see.
+
+    Args:
+        whole, micro: what the block wrote for the batch (or its first samples) and for its first micro-batch.
+    """
+    shared = [name for name in dict.fromkeys(block.reads) if program.axis(name) == "microbatch"]
+    if found.mixes or not shared:
+        return found
+    for name in block.writes:
+        if not whole[name].is_floating_point() or program.axis(name) is None:
+            continue
+        n = min(whole[name].shape[0], micro[name].shape[0])
+        right, new = whole[name][:n], micro[name][:n]
+        scale = right.double().nan_to_num().abs().max().item() if right.numel() else 0.0
+        if new.shape != right.shape or differ(new, right, torch.finfo(right.dtype).eps ** 0.5 * scale):
+            where = f"{_own(block)}: {name!r} of a micro-batch changes with the rows of {shared[0]!r} of the others"
+            return Lineage("batch", found.stateful, where)
+    return found
+
+
 def _has_users(experiment: Experiment, name: str) -> bool:
     """Whether rows of a tensor without a sample axis move some samples and leave others alone."""
     tensor = experiment.env[name]
-    if experiment.program.axis(name) is not None or not tensor.is_floating_point():
+    if experiment.program.has_samples(name) or not tensor.is_floating_point():
         return False
     if tensor.dim() == 0 or tensor.shape[0] < 2:
         return False

@@ -30,7 +30,7 @@ def pad_batch(
     for name in weights:
         if name not in program.inputs or name not in batch:
             raise ValueError(f"weights names {name!r}, which is no input{nearest(name, program.inputs)}")
-        if program.axis(name) is None:
+        if not program.has_samples(name):
             raise ValueError(f"weights names {name!r}, which has no sample axis, so it cannot be 0 for some samples")
     num_samples = program.num_samples(batch)
     added = -num_samples % multiple
@@ -38,7 +38,7 @@ def pad_batch(
     if not added:
         return padded
     for name, tensor in batch.items():
-        if name not in program.inputs or program.axis(name) is None:
+        if name not in program.inputs or not program.has_samples(name):
             continue
         of_one = tensor[-(tensor.shape[0] // num_samples) :]
         more = of_one.detach().repeat(added, *[1] * (tensor.dim() - 1))

@@ -6,7 +6,8 @@ The price is that control flow between blocks is gone: a model is a fixed list, 
 branch inside a block.
 
 A tensor's *axis* says what its leading dimension counts: ``"sample"`` (B rows, the default), ``"pair"``
-(B*k rows; the k rows of a sample are adjacent) or ``None`` (no sample dimension: every micro-batch
+(B*k rows; the k rows of a sample are adjacent), ``"microbatch"`` (M*U rows, U for each of M micro-batches: what the
+samples of a micro-batch share, such as its different documents) or ``None`` (no sample dimension: every micro-batch
 gets the whole tensor). Parameters are named ``block.param`` by the first block that holds them,
 whatever stage that block lives on.
 """
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from pipeline import keyed
 
-AXES = ("sample", "pair", None)
+AXES = ("sample", "pair", "microbatch", None)
 SAMPLE_ID = "sample_id"
 
 
@@ -133,9 +134,9 @@ class BlockProgram(nn.Module):
             if name not in known:
                 raise ValueError(f"axes names unknown tensor {name!r}{nearest(name, known)}")
             if axis not in AXES:
-                raise ValueError(f"axis of {name!r} is {axis!r}; allowed: 'sample', 'pair', None")
+                raise ValueError(f"axis of {name!r} is {axis!r}; allowed: 'sample', 'pair', 'microbatch', None")
         for name in self.outputs:
-            if self.axis(name) is None:
+            if not self.has_samples(name):
                 raise ValueError(
                     f"output {name!r} has no sample axis, so the micro-batches' values cannot be joined; "
                     "write one row a sample instead"
@@ -203,6 +204,10 @@ class BlockProgram(nn.Module):
     def axis(self, name: str) -> str | None:
         """Leading axis of a named tensor."""
         return self.axes.get(name, "sample")
+
+    def has_samples(self, name: str) -> bool:
+        """Whether each row of a named tensor belongs to one sample."""
+        return self.axis(name) in ("sample", "pair")
 
     def index(self, name: str) -> int:
         """Position of a block.
@@ -341,13 +346,22 @@ class BlockProgram(nn.Module):
         return rows
 
     def microbatch(self, batch: Mapping[str, Tensor], index: int, count: int) -> dict[str, Tensor]:
-        """Rows of micro-batch ``index`` out of ``count`` of every tensor; those without an axis are whole."""
+        """Rows of micro-batch ``index`` out of ``count`` of every tensor; those without an axis are whole.
+
+        Raises:
+            ValueError: if the rows of an axis ``"microbatch"`` do not divide into ``count``.
+        """
         return {name: self.slice_rows(name, tensor, index, count) for name, tensor in batch.items()}
 
     def slice_rows(self, name: str, tensor: Tensor, index: int, count: int) -> Tensor:
         """Rows of one named tensor that belong to micro-batch ``index`` out of ``count``."""
         if self.axis(name) is None:
             return tensor
+        if self.axis(name) == "microbatch" and tensor.shape[0] % count:
+            raise ValueError(
+                f"input {name!r} (axis 'microbatch') has {tensor.shape[0]} rows, which do not divide into {count} "
+                "micro-batches; give each as many rows as the one that needs most"
+            )
         rows = tensor.shape[0] // count
         return tensor.narrow(0, index * rows, rows)
 

@@ -277,6 +277,8 @@ class Pipeline:
                 f"{self.num_microbatches} micro-batches; "
                 "pad it with samples of weight 0 (pipeline.padding.pad_batch) or change num_microbatches"
             )
+        if divides:
+            self.program.microbatch({name: batch[name] for name in self.inputs_here}, 0, self.num_microbatches)
         # A rank that does not read an input says nothing about its gradient.
         return {
             name: Shape(

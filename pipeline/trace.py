@@ -25,7 +25,7 @@ from torch import Tensor
 from pipeline.device import Device
 from pipeline.fingerprint import UnknownObject
 from pipeline.isolate import advance, call, cut_off, unchanged_buffers
-from pipeline.lineage import Lineage, classify
+from pipeline.lineage import Lineage, classify, within_microbatch
 from pipeline.operation_costs import OperationCosts
 from pipeline.parameter_ties import partial_ties
 from pipeline.profile import BlockProfile, Profile
@@ -130,7 +130,7 @@ def _trace(
     micro = program.microbatch({n: t.detach() for n, t in batch.items()}, 0, num_microbatches)
     few = num_samples if lineage_samples is None else min(lineage_samples, num_samples)
     whole = {
-        name: tensor.detach() if program.axis(name) is None else tensor.detach()[: tensor.shape[0] // num_samples * few]
+        name: tensor.detach()[: tensor.shape[0] // num_samples * few] if program.has_samples(name) else tensor.detach()
         for name, tensor in batch.items()
     }
     wants = {name for name, tensor in batch.items() if tensor.requires_grad}
@@ -146,6 +146,8 @@ def _trace(
                 cost, written = _measure(block, micro, wants, repeats=repeats, warmup=warmup)
             else:
                 cost, written = _count(block, micro, wants, device)
+            if lineage:
+                found = within_microbatch(program, block, found, whole=whole, micro=written)
             profiles.append(_block_profile(program, block, cost, found, partial[block.name]))
             micro = {**micro, **{name: tensor.detach() for name, tensor in written.items()}}
             wants = (wants - set(block.writes)) | {name for name, tensor in written.items() if tensor.requires_grad}

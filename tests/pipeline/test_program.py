@@ -69,7 +69,7 @@ def test_a_shared_parameter_has_one_name_that_of_its_first_block() -> None:
         (lambda: line(("a", ("x",), ("losses",)), inputs=("x", "z")), "input 'z' is read by no block"),
         (lambda: line(("a", ("x",), ("losses",)), outputs=("loss",)), "did you mean 'losses'"),
         (lambda: line(("a", ("x",), ("losses",)), axes={"losses": None}), "no sample axis"),
-        (lambda: line(("a", ("x",), ("losses",)), axes={"x": "rows"}), "allowed: 'sample', 'pair', None"),
+        (lambda: line(("a", ("x",), ("losses",)), axes={"x": "rows"}), "allowed: 'sample', 'pair', 'microbatch', None"),
         (lambda: line(("a b", ("x",), ("losses",))), "identifiers"),
         (lambda: line(("train", ("x",), ("losses",))), "rename the block"),
         (lambda: line(), "at least one block"),
