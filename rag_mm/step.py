@@ -21,9 +21,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from data.cursor import Batches
 from data.dataset import Dataset, Pair, Sample, digest
 from data.document_store import Document
-from data.order import global_batch
+from data.order import Order
 from pipeline import BlockProgram, Pipeline, keyed
 from rag_mm import objectives
 from rag_mm.augmentation import augment
@@ -116,7 +117,7 @@ class JointStep:
 
     def _batch(self, num: int, what: str, size: int, step: int) -> list[int]:
         key = keyed.seed_of(what, self.config.train.seed)
-        return global_batch(num, fingerprint=self.dataset.fingerprint, seed=key, batch_size=size, n=step).tolist()
+        return Batches(Order(num, self.dataset.fingerprint, key), size).at(step).positions.tolist()
 
     def prepare(self, step: int) -> Prepared:
         """Phase 1 but for the contrastive loss: embed, search, fetch, embed; and the reader's batch."""

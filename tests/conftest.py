@@ -14,6 +14,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import hypothesis
 import pytest
 import torch
 
@@ -21,6 +22,9 @@ from data.dataset import Dataset
 from data.factbook import build_factbook
 
 torch.set_num_threads(1)
+# A slow machine is no failure: pytest's own timeout still ends what hangs.
+hypothesis.settings.register_profile("project", deadline=None)
+hypothesis.settings.load_profile("project")
 
 # A small factbook, built once: every kind of duplicate flag, and a few others.
 COUNTRIES = (
