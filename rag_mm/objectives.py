@@ -17,6 +17,8 @@ from torch import Tensor
 
 # Those computed in the reader, in the order of the columns of its ``losses``.
 READER_OBJECTIVES = ("generation", "pdist", "emdr2", "rag_sequence", "rag_token")
+# The reader's streams of single documents: without graph and dropout, and with both.
+ALONE, MARGINAL = "alone", "marginal"
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,9 @@ class ObjectivesConfig:
         emdr2: marginal likelihood of documents taken alone (EMDR2, per sequence); denominator: global samples.
         emdr2_score_temperature: divides the scores in emdr2.
         rag_sequence: marginal likelihood of whole answers over documents taken alone, which trains the reader too
-            (RAG-Sequence); denominator: global samples. With rag_sequence or rag_token the reader's stream of single
-            documents has a graph and dropout, and costs about what the fused stream costs for each document.
+            (RAG-Sequence); denominator: global samples. rag_sequence and rag_token read a stream of single documents
+            with graph and dropout, which costs about what the fused stream costs for each document; pdist and emdr2
+            read one without either. Where both kinds are asked for, both streams run.
         rag_sequence_score_temperature: divides the scores in rag_sequence.
         rag_token: the same marginal for every token by itself (RAG-Token); denominator: global target tokens.
         rag_token_score_temperature: divides the scores in rag_token.
@@ -74,9 +77,15 @@ class ObjectivesConfig:
         return self.generation > 0 or self.marginal
 
     @property
-    def per_document(self) -> bool:
-        """Whether the reader answers from each document alone as well."""
-        return self.pdist > 0 or self.emdr2 > 0 or self.marginal
+    def streams(self) -> tuple[str, ...]:
+        """In which ways the reader answers from each document alone as well, of `ALONE` and `MARGINAL`."""
+        alone = (ALONE,) if self.pdist > 0 or self.emdr2 > 0 else ()
+        return (*alone, MARGINAL) if self.marginal else alone
+
+    @property
+    def trained_streams(self) -> tuple[bool, ...]:
+        """For each of ``streams``, whether it has a graph and dropout."""
+        return tuple(name == MARGINAL for name in self.streams)
 
     @property
     def marginal(self) -> bool:

@@ -100,19 +100,16 @@ class ContextEmbedding(nn.Module):
 class AnswerEmbedding(nn.Module):
     """Block module: the answer so far, (B, T) ids, to the decoder's streams.
 
-    With ``per_document``, a second stream (P, T, D) repeats each row for its k documents, with graph only if it is
-    to be trained.
+    A stream of single documents (P, T, D) repeats each row for its k documents; ``trained`` says of each such stream
+    whether it has a graph.
     """
 
-    def __init__(self, tokens: TokenEmbedding, *, per_document: bool, train_alone: bool = False) -> None:
+    def __init__(self, tokens: TokenEmbedding, *, trained: tuple[bool, ...] = ()) -> None:
         super().__init__()
-        self.tokens = tokens
-        self.per_document, self.train_alone = per_document, train_alone
+        self.tokens, self.trained = tokens, trained
 
     def forward(self, answer_BT: Tensor, document_PM: Tensor) -> tuple[Tensor, ...]:
         answer = self.tokens(answer_BT)
-        if not self.per_document:
-            return (answer,)
         k = document_PM.shape[0] // answer_BT.shape[0]
-        alone = answer if self.train_alone else answer.detach()
-        return answer, alone.repeat_interleave(k, dim=0)
+        sources = (answer if trained else answer.detach() for trained in self.trained)
+        return answer, *(source.repeat_interleave(k, dim=0) for source in sources)

@@ -42,13 +42,13 @@ class FidHead(LossHead):
         query_BE: Tensor,
         document_PE: Tensor,
         answer_BTD: Tensor,
-        alone_PTD: Tensor | None = None,
+        *alone_PTD: Tensor,
     ) -> tuple[Tensor, Tensor]:
         rows = answer_in_BT.shape[0]
         score_Bk = self.scores(query_BE, document_PE)
         prior = self.prior(score_Bk, mask_PL.shape[1])
         fused = Reading(answer_BTD, fuse(context_PLD, rows), fuse(mask_PL, rows), fuse(token_PL, rows), prior)
-        alone = None if alone_PTD is None else Reading(alone_PTD, context_PLD, mask_PL, token_PL)
+        alone = [Reading(states, context_PLD, mask_PL, token_PL) for states in alone_PTD]
         targets = Targets(answer_in_BT, target_BT, target_weight_BT, sample_weight_B, distill_weight_B)
         return self.outputs(fused, alone, targets, score_Bk)
 
@@ -62,8 +62,7 @@ def fid_program(config: ReaderConfig, objective: ObjectivesConfig, *, vocabulary
     ``sample_weight`` and ``distill_weight`` (B,), ``query_embedding`` (B, E), ``document_embedding`` (P, E),
     ``sample_id`` (B,).
     """
-    per_document, train_alone = objective.per_document, objective.marginal
-    streams = ("answer", "alone") if per_document else ("answer",)
+    streams, trained = ("answer", *objective.streams), objective.trained_streams
     tokens = TokenEmbedding(config, vocabulary=vocabulary)
     blocks = [
         Block(
@@ -80,12 +79,12 @@ def fid_program(config: ReaderConfig, objective: ObjectivesConfig, *, vocabulary
             for i in range(config.encoder_layers)
         ),
         Block(
-            "answer", AnswerEmbedding(tokens, per_document=per_document, train_alone=train_alone),
+            "answer", AnswerEmbedding(tokens, trained=trained),
             reads=("answer_in", "document"), writes=streams,
         ),
         *(
             Block(
-                f"decoder.{i}", DecoderLayer(config, train_alone=train_alone),
+                f"decoder.{i}", DecoderLayer(config, trained=trained),
                 reads=("context", "context_mask", *streams), writes=streams,
             )
             for i in range(config.decoder_layers)
@@ -96,7 +95,7 @@ def fid_program(config: ReaderConfig, objective: ObjectivesConfig, *, vocabulary
             writes=("losses", "statistics"),
         ),
     ]  # fmt: skip
-    pairs = (*PAIR_NAMES, "alone") if per_document else PAIR_NAMES
+    pairs = (*PAIR_NAMES, *objective.streams)
     return BlockProgram(blocks, inputs=INPUTS, outputs=("losses", "statistics"), axes=dict.fromkeys(pairs, "pair"))
 
 

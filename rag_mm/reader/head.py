@@ -9,13 +9,14 @@ tokens, V vocabulary, E embedding width, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from rag_mm import objectives
-from rag_mm.objectives import ObjectivesConfig
+from rag_mm.objectives import ALONE, MARGINAL, ObjectivesConfig
 from rag_mm.reader.config import ReaderConfig
 from rag_mm.reader.embedding import TokenEmbedding
 from rag_mm.reader.layers import fuse
@@ -75,9 +76,9 @@ class LossHead(nn.Module):
         return (score_Bk * self.log_prior_scale.exp()).log_softmax(1).repeat_interleave(length, dim=1)
 
     def outputs(
-        self, fused: Reading, alone: Reading | None, targets: Targets, score_Bk: Tensor
+        self, fused: Reading, alone: Sequence[Reading], targets: Targets, score_Bk: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """``losses`` and ``statistics`` from what was read of all documents, and of each alone."""
+        """``losses`` and ``statistics`` from what was read of all documents, and of each alone in every stream."""
         objective, target_BT = self.objective, targets.target_BT
         is_target_BT = targets.target_weight_BT > 0
         parts = self._parts(fused, targets.answer_in_BT)
@@ -85,10 +86,11 @@ class LossHead(nn.Module):
         if objective.generation > 0:
             log_p_BT = self.pointer.log_likelihood(parts, fused.token_NJ, target_BT)
             losses.append(objective.generation * objectives.generation(log_p_BT, targets.target_weight_BT))
-        if alone is not None:
-            with torch.set_grad_enabled(objective.marginal and torch.is_grad_enabled()):
-                log_p_BkT = self._alone(alone, targets, is_target_BT, k=score_Bk.shape[1])
-            losses += self._per_document(log_p_BkT, score_Bk, targets, is_target_BT)
+        log_p_BkT = {}
+        for name, trained, read in zip(objective.streams, objective.trained_streams, alone, strict=True):
+            with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
+                log_p_BkT[name] = self._alone(read, targets, is_target_BT, k=score_Bk.shape[1])
+        losses += self._per_document(log_p_BkT, score_Bk, targets, is_target_BT)
         with torch.no_grad():
             right = self.pointer.distribution(parts, fused.token_NJ).argmax(-1) == target_BT
             p_Bk = score_Bk.softmax(1)
@@ -109,13 +111,13 @@ class LossHead(nn.Module):
         return (log_p_PT * is_target_PT).unflatten(0, (-1, k))
 
     def _per_document(
-        self, log_p_BkT: Tensor, score_Bk: Tensor, targets: Targets, is_target_BT: Tensor
+        self, log_p_BkT: Mapping[str, Tensor], score_Bk: Tensor, targets: Targets, is_target_BT: Tensor
     ) -> list[Tensor]:
-        """Those objectives that are on, in the order of `objectives.READER_OBJECTIVES`."""
+        """Those objectives that are on, in the order of `objectives.READER_OBJECTIVES`, each from its own stream."""
         o, losses = self.objective, []
-        sum_Bk = log_p_BkT.sum(2)
+        sum_Bk = {name: log_p.sum(2) for name, log_p in log_p_BkT.items()}
         if o.pdist > 0:
-            mean_Bk = sum_Bk / is_target_BT.sum(1, keepdim=True).clamp(min=1)
+            mean_Bk = sum_Bk[ALONE] / is_target_BT.sum(1, keepdim=True).clamp(min=1)
             kl = objectives.pdist(
                 score_Bk, mean_Bk, targets.distill_weight_B,
                 score_temperature=o.pdist_score_temperature, target_temperature=o.pdist_target_temperature,
@@ -123,14 +125,13 @@ class LossHead(nn.Module):
             losses.append(o.pdist * kl)
         if o.emdr2 > 0:
             weight_B, temperature = targets.distill_weight_B, o.emdr2_score_temperature
-            losses.append(o.emdr2 * objectives.emdr2(score_Bk, sum_Bk, weight_B, score_temperature=temperature))
+            losses.append(o.emdr2 * objectives.emdr2(score_Bk, sum_Bk[ALONE], weight_B, score_temperature=temperature))
         if o.rag_sequence > 0:
             weight_B, temperature = targets.sample_weight_B, o.rag_sequence_score_temperature
-            marginal = objectives.rag_sequence(score_Bk, sum_Bk, weight_B, score_temperature=temperature)
+            marginal = objectives.rag_sequence(score_Bk, sum_Bk[MARGINAL], weight_B, score_temperature=temperature)
             losses.append(o.rag_sequence * marginal)
         if o.rag_token > 0:
             weight_BT, temperature = targets.target_weight_BT, o.rag_token_score_temperature
-            losses.append(
-                o.rag_token * objectives.rag_token(score_Bk, log_p_BkT, weight_BT, score_temperature=temperature)
-            )
+            log_p = log_p_BkT[MARGINAL]
+            losses.append(o.rag_token * objectives.rag_token(score_Bk, log_p, weight_BT, score_temperature=temperature))
         return losses

@@ -97,15 +97,15 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Causal self-attention over the answer, attention over the context, feed-forward.
 
-    As a block module: ``(context_PLD, mask_PL, answer_BTD[, alone_PTD])`` to the same answer streams. The
-    answer stream attends to all documents of its question at once; the ``alone`` stream, if given, repeats it
-    for each document by itself, for objectives that ask what each document is worth: without graph and without
-    dropout, unless ``train_alone`` says that it trains the reader too.
+    As a block module: ``(context_PLD, mask_PL, answer_BTD, *alone_PTD)`` to the same answer streams. The
+    answer stream attends to all documents of its question at once; the others repeat it for each document by
+    itself, for objectives that ask what each document is worth: without graph and without dropout, unless ``trained``
+    says of one that it trains the reader too.
     """
 
-    def __init__(self, config: ReaderConfig, *, train_alone: bool = False) -> None:
+    def __init__(self, config: ReaderConfig, *, trained: tuple[bool, ...] = ()) -> None:
         super().__init__()
-        self.train_alone = train_alone
+        self.trained = trained
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(config.width, bias=False) for _ in range(3))
         self.self_attention = Attention(config, rotary=True)
         self.cross_attention = Attention(config, rotary=False)
@@ -121,16 +121,18 @@ class DecoderLayer(nn.Module):
         return x + drop(self.ffn(self.norm3(x)))
 
     def forward(
-        self, context_PLD: Tensor, mask_PL: Tensor, answer_BTD: Tensor, alone_PTD: Tensor | None = None
+        self, context_PLD: Tensor, mask_PL: Tensor, answer_BTD: Tensor, *alone_PTD: Tensor
     ) -> tuple[Tensor, ...]:
         rows = answer_BTD.shape[0]
         fused = self.cross_attention.project(fuse(context_PLD, rows))
-        answer = self.stream(answer_BTD, fused, fuse(mask_PL, rows), dropout=True)
-        if alone_PTD is None:
-            return (answer,)
-        with torch.set_grad_enabled(self.train_alone and torch.is_grad_enabled()):
-            alone = self.cross_attention.project(context_PLD)
-            return answer, self.stream(alone_PTD, alone, mask_PL, dropout=self.train_alone)
+        streams = [self.stream(answer_BTD, fused, fuse(mask_PL, rows), dropout=True)]
+        if alone_PTD:
+            with torch.set_grad_enabled(any(self.trained) and torch.is_grad_enabled()):
+                single = self.cross_attention.project(context_PLD)
+        for x_PTD, trained in zip(alone_PTD, self.trained, strict=False):  # an answering program has none
+            with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
+                streams.append(self.stream(x_PTD, single, mask_PL, dropout=trained))
+        return tuple(streams)
 
 
 def fuse(pairs: Tensor, num_samples: int) -> Tensor:

@@ -29,9 +29,9 @@ PAIR_NAMES = (
 
 
 class SequenceEmbedding(nn.Module):
-    """Block module: question, documents, their patches and the answer so far to ``sequence_BSD`` [and ``alone_PSD``].
+    """Block module: question, documents, their patches and the answer so far to ``sequence_BSD`` and ``alone_PSD``.
 
-    The stream of single documents has neither graph nor dropout, unless it trains the reader too.
+    A stream of single documents has neither graph nor dropout, unless it trains the reader too.
     """
 
     def __init__(self, config: ReaderConfig, tokens: TokenEmbedding, objective: ObjectivesConfig) -> None:
@@ -40,7 +40,7 @@ class SequenceEmbedding(nn.Module):
         self.kind = nn.Parameter(torch.randn(5, config.width) * 0.02)
         self.match = nn.Parameter(torch.randn(config.width))
         self.dropout = KeyedDropout(config.dropout)
-        self.per_document, self.train_alone = objective.per_document, objective.marginal
+        self.trained = objective.trained_streams
 
     def context(
         self,
@@ -74,10 +74,10 @@ class SequenceEmbedding(nn.Module):
         )
         asked = torch.cat([question, self.answer(answer_BT)], dim=1)
         sequence = self.dropout(Layout.fused(documents, asked))
-        if not self.per_document:
+        if not self.trained:
             return (sequence,)
         alone = Layout.alone(documents, asked)
-        return sequence, self.dropout(alone) if self.train_alone else alone.detach()
+        return sequence, *(self.dropout(alone) if trained else alone.detach() for trained in self.trained)
 
 
 class PrependHead(LossHead):
@@ -107,15 +107,14 @@ class PrependHead(LossHead):
         query_BE: Tensor,
         document_PE: Tensor,
         sequence_BSD: Tensor,
-        alone_PSD: Tensor | None = None,
+        *alone_PSD: Tensor,
     ) -> tuple[Tensor, Tensor]:
         mask, token = self.layout.parts(mask_PL, question_BQ), self.layout.parts(token_PL, question_BQ)
         score_Bk = self.scores(query_BE, document_PE)
         prior_BJ = self.prior_of(score_Bk, *mask)
         fused = _reading(sequence_BSD, self.layout.fused(*mask), self.layout.fused(*token), prior_BJ)
-        alone = None
-        if alone_PSD is not None:
-            alone = _reading(alone_PSD, self.layout.alone(*mask), self.layout.alone(*token), None)
+        mask_PJ, token_PJ = self.layout.alone(*mask), self.layout.alone(*token)
+        alone = [_reading(states, mask_PJ, token_PJ, None) for states in alone_PSD]
         targets = Targets(answer_in_BT, target_BT, target_weight_BT, sample_weight_B, distill_weight_B)
         return self.outputs(fused, alone, targets, score_Bk)
 
@@ -129,7 +128,7 @@ def prepend_program(
     config: ReaderConfig, objective: ObjectivesConfig, *, vocabulary: int, image_size: int
 ) -> BlockProgram:
     """Build the reader with fresh weights from torch's generator; its batch inputs are those of `fid_program`."""
-    streams = ("sequence", "alone") if objective.per_document else ("sequence",)
+    streams = ("sequence", *objective.streams)
     tokens, layout = TokenEmbedding(config, vocabulary=vocabulary), Layout((image_size // config.patch) ** 2)
     blocks = [
         Block(
@@ -145,7 +144,7 @@ def prepend_program(
         ),
         *(
             Block(
-                f"layer.{i}", CausalLayer(config, layout, train_alone=objective.marginal),
+                f"layer.{i}", CausalLayer(config, layout, trained=objective.trained_streams),
                 reads=("sequence", "question", "context_mask", *streams[1:]), writes=streams,
             )
             for i in range(config.encoder_layers + config.decoder_layers)

@@ -80,13 +80,13 @@ class Reach:
 class CausalLayer(nn.Module):
     """Causal self-attention and feed-forward over whole sequences.
 
-    As a block module: ``(sequence_BSD, question_BQ, mask_PL[, alone_PSD])`` to the same streams. The ``alone``
-    stream has neither graph nor dropout, unless ``train_alone`` says that it trains the reader too.
+    As a block module: ``(sequence_BSD, question_BQ, mask_PL, *alone_PSD)`` to the same streams. A stream of single
+    documents has neither graph nor dropout, unless ``trained`` says of it that it trains the reader too.
     """
 
-    def __init__(self, config: ReaderConfig, layout: Layout, *, train_alone: bool) -> None:
+    def __init__(self, config: ReaderConfig, layout: Layout, *, trained: tuple[bool, ...] = ()) -> None:
         super().__init__()
-        self.layout, self.train_alone = layout, train_alone
+        self.layout, self.trained = layout, trained
         self.norm1, self.norm2 = nn.LayerNorm(config.width, bias=False), nn.LayerNorm(config.width, bias=False)
         self.attention = Attention(config, rotary=True)
         self.ffn = FeedForward(config)
@@ -109,15 +109,16 @@ class CausalLayer(nn.Module):
         return x + drop(self.ffn(self.norm2(x)))
 
     def forward(
-        self, sequence_BSD: Tensor, question_BQ: Tensor, mask_PL: Tensor, alone_PSD: Tensor | None = None
+        self, sequence_BSD: Tensor, question_BQ: Tensor, mask_PL: Tensor, *alone_PSD: Tensor
     ) -> tuple[Tensor, ...]:
         documents, question = self.layout.parts(mask_PL, question_BQ)
         mask_BJ = self.layout.fused(documents, question)
         reach = Reach.of(mask_BJ, sequence_BSD.shape[1] - mask_BJ.shape[1])
-        sequence = self.stream(sequence_BSD, reach, dropout=True)
-        if alone_PSD is None:
-            return (sequence,)
-        with torch.set_grad_enabled(self.train_alone and torch.is_grad_enabled()):
+        streams = [self.stream(sequence_BSD, reach, dropout=True)]
+        if alone_PSD:
             mask_PJ = self.layout.alone(documents, question)
-            reach = Reach.of(mask_PJ, alone_PSD.shape[1] - mask_PJ.shape[1])
-            return sequence, self.stream(alone_PSD, reach, dropout=self.train_alone)
+            reach = Reach.of(mask_PJ, alone_PSD[0].shape[1] - mask_PJ.shape[1])
+        for x_PSD, trained in zip(alone_PSD, self.trained, strict=False):  # an answering program has none
+            with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
+                streams.append(self.stream(x_PSD, reach, dropout=trained))
+        return tuple(streams)

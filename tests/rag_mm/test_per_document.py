@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.verify import gradient_report, whole_batch_gradients
+from pipeline import trace
+from pipeline.verify import WholeBatch, gradient_report, whole_batch_gradients
 from rag_mm.objectives import ObjectivesConfig
 from tests.rag_mm.joint_setup import build, config, make_pipeline, prepare
 from tests.rag_mm.reader_batch import reader, reader_batch
@@ -94,6 +95,51 @@ def test_streams_of_rag_objectives_have_dropout(fusion: str) -> None:
     again = whole_batch_gradients(program.train(), batch, seed=0, step=0).outputs["losses"][:, 1]
     plain = whole_batch_gradients(program.eval(), batch, seed=0, step=0).outputs["losses"][:, 1]
     assert torch.equal(trained, again) and not torch.allclose(trained, plain, rtol=1e-3)
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_both_kinds_of_streams_at_once_are_what_each_is_by_itself(fusion: str) -> None:
+    """pdist reads without dropout and graph although rag_sequence, beside it, reads with both."""
+    batch, loss = reader_batch(), {"generation": 0.0}
+
+    def run(**objectives: float) -> WholeBatch:
+        program = reader(fusion, dropout=0.5, **loss, **objectives).train()
+        return whole_batch_gradients(program, batch, seed=0, step=0)
+
+    both, pdist, marginal = run(pdist=1.0, rag_sequence=1.0), run(pdist=1.0), run(rag_sequence=1.0)
+    right = torch.cat([pdist.outputs["losses"], marginal.outputs["losses"]], dim=1)
+    torch.testing.assert_close(both.outputs["losses"], right, atol=1e-12, rtol=1e-10)
+    for kind in ("gradients", "input_gradients"):
+        one, other = getattr(pdist, kind), getattr(marginal, kind)
+        report = gradient_report({n: one[n] + other[n] for n in one}, getattr(both, kind), tolerance=1e-10)
+        assert report and report.num_compared == len(one), report.message
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_pdist_beside_rag_sequence_is_that_of_single_documents(fusion: str) -> None:
+    """Against one run of the whole program for each document, without dropout."""
+    k, batch = 2, reader_batch()
+    program = reader(fusion, dropout=0.0 if fusion == "fid" else 0.5, pdist=1.0, rag_sequence=1.0).train()
+    mean = log_likelihoods(fusion, batch, k) / (batch["target"] != 0).sum(1, keepdim=True)
+    target, score = (mean / 0.5).softmax(1), (scores(batch, k) / 0.1).log_softmax(1)
+    right = batch["distill_weight"] * (target * (target.log() - score)).sum(1)
+    found = whole_batch_gradients(program, batch, seed=0, step=0).outputs["losses"][:, 1]
+    torch.testing.assert_close(found, right, atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_the_planner_counts_both_streams(fusion: str) -> None:
+    batch = reader_batch()
+
+    def layer(**objectives: float) -> tuple[int, int, int]:
+        """Operations of the last layer, and what it sends on and gets back."""
+        profile = trace(reader(fusion, **objectives), batch, num_microbatches=1, repeats=1, warmup=0, lineage=False)
+        return profile.blocks[-2].flops, profile.carry_bytes[-2], profile.gradient_bytes[-2]
+
+    none, alone, marginal, both = layer(), layer(pdist=1.0), layer(rag_token=1.0), layer(pdist=1.0, rag_token=1.0)
+    assert none[0] < marginal[0] == alone[0] < both[0]
+    assert alone[1] - none[1] == marginal[1] - none[1] == both[1] - alone[1] > 0
+    assert alone[2] == none[2] and both[2] == marginal[2] == none[2] + (marginal[1] - none[1])
 
 
 def test_only_distillation_waits_for_a_reader_that_can_read(factbook_dir: Path, tmp_path: Path) -> None:
