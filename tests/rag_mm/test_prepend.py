@@ -39,15 +39,18 @@ def test_reach_against_a_loop() -> None:
 
 
 def test_a_layer_with_kept_places_equals_the_whole_sequence() -> None:
+    """In one piece, answer token by answer token, and several tokens at once."""
     torch.manual_seed(0)
-    layer = CausalLayer(ReaderConfig(width=16, heads=2), Layout(4)).double()
-    x, mask = torch.randn(2, 9, 16).double(), torch.rand(2, 6) > 0.3
-    whole = layer.stream(x, Reach.of(mask, 3), dropout=False)
-    before = Reach.of(mask, 0)
-    past = layer.project(x[:, :6], before)
-    rest = layer.stream(x[:, 6:], Reach.of(mask, 3).after(6), dropout=False, past=past)
-    torch.testing.assert_close(rest, whole[:, 6:])
-    torch.testing.assert_close(layer.stream(x[:, :6], before, dropout=False), whole[:, :6])
+    layer = CausalLayer(ReaderConfig(width=16, heads=2), Layout(4)).double().eval()
+    batch = reader_batch(2)
+    question, mask = batch["question"], torch.rand(4, 8 + 4 + 4 + 5) > 0.3
+    context = 2 * (4 + 5) + (4 + 8)
+    x = torch.randn(2, context + 3, 16).double()
+    (whole,) = layer(x, question, mask)
+    for cuts in ([context, context + 1, context + 2], [context], [context + 1]):
+        cache: dict[str, Tensor] = {}
+        parts = [layer.extend(cache, part, question, mask)[0] for part in x.tensor_split(cuts, dim=1)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), whole)
 
 
 def test_what_is_masked_moves_nothing() -> None:
@@ -90,7 +93,7 @@ def test_losses_do_not_depend_on_the_bucket(factbook: Dataset) -> None:
 
     def losses(rows: int) -> Tensor:
         read = documents[:rows]
-        pictures = collator.images([d.image_png for row in read for d in row])
+        pictures = collator.images([d.image for row in read for d in row])
         batch = collator.context(questions[:rows], read, collator.images([None] * rows), pictures)
         batch |= collator.answers(answers[:rows], torch.ones(rows))
         is_target = batch["target"] != 0
