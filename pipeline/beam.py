@@ -2,7 +2,8 @@
 
 Beam search over sums of log-probabilities. A hypothesis that takes the end token is finished and counts
 ``score / tokens ** length_penalty``; a sample is done when no unfinished hypothesis can overtake its
-``width`` best finished ones, whatever may follow. With one beam this is greedy search.
+``width`` best finished ones, whatever may follow. With one beam this is greedy search. Of equally likely tokens the
+one with the smallest id comes first, and of equal hypotheses the one that was there first: a tie is no draw.
 
 Shapes: B samples, W beams, R = B * W rows (R = B before the first choice), V vocabulary.
 """
@@ -59,7 +60,7 @@ class Beams:
         assert log_p_RV.shape[0] == len(live), f"{log_p_RV.shape[0]} rows for {len(live)} hypotheses"
         # Ends and W that go on: each hypothesis can give one end, so W + 1 candidates of a row are enough.
         top = min(log_p_RV.shape[1], self.width + 1)
-        log_p, tokens = log_p_RV.cpu().topk(top, dim=1)
+        log_p, tokens = likeliest(log_p_RV.cpu(), top)
         token, parent, row = [], [], 0
         for b, hypotheses in enumerate(self._live):
             candidates: list[tuple[float, int, int, _Hypothesis]] = []
@@ -115,3 +116,18 @@ class Beams:
         width = max(len(h.tokens) for h in best)
         tokens = torch.tensor([h.tokens + [self.end] * (width - len(h.tokens)) for h in best])
         return {"tokens": tokens, "score": torch.tensor([h.score for h in best], dtype=torch.float64)}
+
+
+def likeliest(log_p_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` largest of every row, largest first, and where they are; ties go to the smallest index.
+
+    ``topk`` says nothing of ties, so rows that have one at the edge are sorted whole.
+    """
+    best, index = log_p_RV.topk(count, dim=1)
+    tied = (log_p_RV >= best[:, -1:]).sum(1) > count
+    if bool(tied.any()):
+        ordered, places = log_p_RV[tied].sort(dim=1, descending=True, stable=True)
+        best[tied], index[tied] = ordered[:, :count], places[:, :count]
+    by_index = index.sort(dim=1)
+    values, order = best.gather(1, by_index.indices).sort(dim=1, descending=True, stable=True)
+    return values, by_index.values.gather(1, order)

@@ -10,6 +10,8 @@ L = Q + 2N + M, T answer tokens, D width.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -63,6 +65,17 @@ class TokenEmbedding(nn.Module):
             mixed = mixed + linear(F.pad(own, (0, 0, distance, 0))[:, : own.shape[1]])
         return mixed
 
+    def extend(self, cache: dict[str, Any], token_NT: Tensor) -> Tensor:
+        """Vectors of tokens that follow those of earlier calls; ``cache`` keeps as many as are mixed in."""
+        own, num = self.token(token_NT), len(self.mix)
+        before = cache.get("before")
+        row = torch.cat([own.new_zeros(own.shape[0], num, own.shape[2]) if before is None else before, own], dim=1)
+        cache["before"] = row[:, row.shape[1] - num :]
+        mixed = own
+        for distance, linear in enumerate(self.mix, start=1):
+            mixed = mixed + linear(row[:, num - distance : row.shape[1] - distance])
+        return mixed
+
 
 class ContextEmbedding(nn.Module):
     """Block module: question, document and their patches to ``context_PLD``.
@@ -113,3 +126,7 @@ class AnswerEmbedding(nn.Module):
         k = document_PM.shape[0] // answer_BT.shape[0]
         sources = (answer if trained else answer.detach() for trained in self.trained)
         return answer, *(source.repeat_interleave(k, dim=0) for source in sources)
+
+    def extend(self, cache: dict[str, Any], answer_BT: Tensor, document_PM: Tensor) -> tuple[Tensor]:
+        """New answer tokens (`pipeline.generate`)."""
+        return (self.tokens.extend(cache, answer_BT),)

@@ -7,13 +7,16 @@ their question, and the head turns that into loss contributions. The same list i
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 from torch import Tensor
 
 from pipeline import Block, BlockProgram
-from rag_mm.objectives import ObjectivesConfig
+from rag_mm.objectives import ALONE, MARGINAL, ObjectivesConfig
 from rag_mm.reader.config import ReaderConfig
 from rag_mm.reader.embedding import AnswerEmbedding, ContextEmbedding, TokenEmbedding, Vision
-from rag_mm.reader.head import HEAD_INPUTS, LossHead, Reading, Targets
+from rag_mm.reader.head import ANSWER_INPUTS, HEAD_INPUTS, LossHead, NextToken, Reading, Targets
 from rag_mm.reader.layers import DecoderLayer, EncoderLayer, fuse
 
 PAIR_NAMES = (
@@ -99,28 +102,59 @@ def fid_program(config: ReaderConfig, objective: ObjectivesConfig, *, vocabulary
     return BlockProgram(blocks, inputs=INPUTS, outputs=("losses", "statistics"), axes=dict.fromkeys(pairs, "pair"))
 
 
-class FidDecoding:
-    """What a fid reader makes of one batch: the context is encoded, and its keys and values projected, once."""
+class FidNextToken(NextToken):
+    """Block module: encoded context and answer stream to ``logits``."""
 
-    def __init__(self, program: BlockProgram, context: dict[str, Tensor]) -> None:
-        blocks = {block.name: block.module for block in program.blocks}
-        head, answer = blocks["head"], blocks["answer"]
-        assert isinstance(head, FidHead) and isinstance(answer, AnswerEmbedding)
-        self._pointer, self._tokens = head.pointer, answer.tokens
-        self._decoder = [module for module in blocks.values() if isinstance(module, DecoderLayer)]
-        encoded = program.run(context, 0, program.index("answer"))["context"]
-        rows = context["question"].shape[0]
-        fused = fuse(encoded, rows)
-        self._mask, self._token = fuse(context["context_mask"], rows), fuse(context["context_token"], rows)
-        scores = head.scores(context["query_embedding"], context["document_embedding"])
-        self._prior = head.prior(scores, encoded.shape[1])
-        self._contexts = [layer.cross_attention.project(fused) for layer in self._decoder]
-        self._keys = head.pointer.keys(fused)
+    def extend(
+        self,
+        cache: dict[str, Any],
+        context_PLD: Tensor,
+        mask_PL: Tensor,
+        token_PL: Tensor,
+        answer_in_BT: Tensor,
+        query_BE: Tensor,
+        document_PE: Tensor,
+        answer_BTD: Tensor,
+    ) -> Tensor:
+        """New answer tokens (`pipeline.generate`): keys of the context are made once."""
+        rows = answer_in_BT.shape[0]
+        if not cache:
+            prior = self.prior(self.scores(query_BE, document_PE), mask_PL.shape[1])
+            context, mask, token = fuse(context_PLD, rows), fuse(mask_PL, rows), fuse(token_PL, rows)
+            self.read(cache, Reading(answer_BTD, context, mask, token, prior))
+        return self.following(cache, answer_in_BT, answer_BTD)
 
-    def following(self, answer_BT: Tensor) -> Tensor:
-        """Distribution of the token after the answer so far (B, V)."""
-        h = self._tokens(answer_BT)
-        for layer, context in zip(self._decoder, self._contexts, strict=True):
-            h = layer.stream(h, context, self._mask, dropout=False)
-        parts = self._pointer.parts(h[:, -1:], self._keys, self._mask, self._token, answer_BT, self._prior)
-        return self._pointer.distribution(parts, self._token)[:, -1]
+    def forward(self, *reads: Tensor) -> Tensor:
+        return self.extend({}, *reads)
+
+
+def fid_answering(program: BlockProgram) -> BlockProgram:
+    """The same blocks without the streams of single documents, ending in ``logits`` instead of losses."""
+    *body, last = program.blocks
+    assert isinstance(last.module, FidHead)
+    blocks = [*map(_fused_only, body)]
+    head = FidNextToken(last.module.pointer, last.module.log_prior_scale)
+    reads = ("context", "context_mask", "context_token", *ANSWER_INPUTS, "answer")
+    return answering(program, [*blocks, Block(last.name, head, reads=reads, writes=("logits",))])
+
+
+def _fused_only(block: Block) -> Block:
+    module = block.module
+    if isinstance(module, AnswerEmbedding) and module.trained:
+        module = copy.copy(module)  # with the same parameters
+        module.trained = ()
+    reads, writes = (
+        tuple(name for name in names if name not in (ALONE, MARGINAL)) for names in (block.reads, block.writes)
+    )
+    return Block(block.name, module, reads=reads, writes=writes)
+
+
+def answering(program: BlockProgram, blocks: list[Block]) -> BlockProgram:
+    """A program of a reader's blocks that end in ``logits``, in evaluation mode."""
+    read = {name for block in blocks for name in block.reads}
+    return BlockProgram(
+        blocks,
+        inputs=tuple(name for name in program.inputs if name in read),
+        outputs=("logits",),
+        axes={name: axis for name, axis in program.axes.items() if name in read},
+    ).eval()

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from torch import Tensor
-
 from pipeline import BlockProgram
 from rag_mm.objectives import ObjectivesConfig
 from rag_mm.reader.config import ReaderConfig
-from rag_mm.reader.fid import FidDecoding, fid_program
-from rag_mm.reader.prepend import PrependDecoding, PrependHead, prepend_program
-
-
-class Decoding(Protocol):
-    """A batch's context, read once; asked for one token after another."""
-
-    def following(self, answer_BT: Tensor) -> Tensor:
-        """Distribution of the token after the answer so far (B, V)."""
-        ...
+from rag_mm.reader.fid import fid_answering, fid_program
+from rag_mm.reader.head import NextToken
+from rag_mm.reader.prepend import PrependHead, prepend_answering, prepend_program
 
 
 def reader_program(
@@ -29,11 +18,13 @@ def reader_program(
     return make(config, objective, vocabulary=vocabulary, image_size=image_size)
 
 
-def decoding(program: BlockProgram, context: dict[str, Tensor]) -> Decoding:
-    """Read a batch's context with either reader.
+def answering_program(program: BlockProgram) -> BlockProgram:
+    """The reader as it answers: the same blocks and parameters, ``logits`` (B, T, V) of ``answer_in`` (B, T) out.
 
-    Args:
-        context: ``Collator.context``'s tensors and ``query_embedding`` (B, E), ``document_embedding`` (P, E).
+    Its other batch inputs are ``Collator.context``'s tensors and ``query_embedding`` (B, E), ``document_embedding``
+    (P, E). Every block that looks at other answer tokens has ``extend`` (`pipeline.generate`).
     """
-    prepends = isinstance(program.blocks[-1].module, PrependHead)
-    return PrependDecoding(program, context) if prepends else FidDecoding(program, context)
+    last = program.blocks[-1].module
+    if isinstance(last, NextToken):
+        return program
+    return prepend_answering(program) if isinstance(last, PrependHead) else fid_answering(program)

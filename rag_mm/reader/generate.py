@@ -1,32 +1,48 @@
-"""Greedy decoding with the reader's own blocks, on one process.
+"""Answers from an answering program over its stages: the likeliest tokens, or the likeliest of given answers.
 
-The context is read, and its keys and values projected, once; the answer's own places are computed anew for each
-token, because answers are a line long.
+Batches are ``Collator.context``'s tensors with ``query_embedding`` (B, E) and ``document_embedding`` (P, E); every rank
+of the pipeline gives the same batch (or at least the inputs that its stages read) and gets the same answer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from pipeline import BlockProgram
-from rag_mm.reader.fusion import decoding
+from pipeline import Pipeline
+from pipeline.generate import generate
 
 
-@torch.no_grad()
-def greedy(program: BlockProgram, context: dict[str, Tensor], *, bos: int, end: int, max_tokens: int) -> Tensor:
+def decode(
+    reader: Pipeline,
+    context: Mapping[str, Tensor],
+    *,
+    num_samples: int,
+    bos: int,
+    end: int,
+    max_tokens: int,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    cache: bool = True,
+) -> Tensor:
     """Answer tokens (B, <= max_tokens), ``end`` included and repeated after it.
 
     Args:
-        context: ``Collator.context``'s tensors and ``query_embedding`` (B, E), ``document_embedding`` (P, E).
+        reader: over `rag_mm.reader.fusion.answering_program`.
+        num_beams: 1 is greedy.
+        length_penalty: of beams (`pipeline.generate`).
+        cache: without it every token reads everything again: the slow, obvious twin.
     """
-    read, rows = decoding(program, context), context["question"].shape[0]
-    answer = torch.full((rows, 1), bos, dtype=torch.int64)
-    done = torch.zeros(rows, dtype=torch.bool)
-    for _ in range(max_tokens):
-        following = torch.where(done, end, read.following(answer).argmax(-1))
-        answer = torch.cat([answer, following.unsqueeze(1)], dim=1)
-        done |= following == end
-        if done.all():
-            break
-    return answer[:, 1:]
+    prompt = torch.full((num_samples, 1), bos, dtype=torch.int64, device=reader.device)
+    found = generate(
+        reader, context, prompt=prompt, next_inputs=next_inputs, end=end, max_tokens=max_tokens, num_beams=num_beams,
+        length_penalty=length_penalty, cache=cache,
+    )  # fmt: skip
+    return found.tokens
+
+
+def next_inputs(tokens: Tensor, past: int) -> dict[str, Tensor]:
+    """The answer tokens that are not in the caches yet, for `pipeline.generate` and `pipeline.score`."""
+    return {"answer_in": tokens[:, past:]}

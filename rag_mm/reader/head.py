@@ -1,4 +1,4 @@
-"""The end of every reader: answer likelihoods, and every objective that is a sum over samples.
+"""The end of every reader: answer likelihoods, every objective that is a sum over samples, and the next token.
 
 A reader's last block says what was read (`Reading`: all documents at once, and each by itself) and this module
 does the rest, the same for every fusion.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,19 +52,13 @@ HEAD_INPUTS = (
 )  # fmt: skip
 
 
-class LossHead(nn.Module):
-    """Base of the readers' last blocks.
+class Head(nn.Module):
+    """Pointer and retriever scores: what training's and answering's last blocks share, parameters and all."""
 
-    Their outputs are ``losses`` (B, objectives), weighted and divided by global denominators (the weights come with
-    the batch), and ``statistics`` (B, 3) without graph: target tokens, those whose most likely token is right,
-    and the entropy of the retriever's distribution over the k documents (nats).
-    """
-
-    def __init__(self, config: ReaderConfig, tokens: TokenEmbedding, objective: ObjectivesConfig) -> None:
+    def __init__(self, pointer: PointerHead, log_prior_scale: nn.Parameter | None) -> None:
         super().__init__()
-        self.pointer = PointerHead(config, tokens)
-        self.objective = objective
-        self.log_prior_scale = nn.Parameter(torch.tensor(2.0)) if config.score_prior else None
+        self.pointer = pointer
+        self.log_prior_scale = log_prior_scale
 
     def scores(self, query_BE: Tensor, document_PE: Tensor) -> Tensor:
         """Retriever scores (B, k) of the documents read."""
@@ -74,6 +69,48 @@ class LossHead(nn.Module):
         if self.log_prior_scale is None:
             return None
         return (score_Bk * self.log_prior_scale.exp()).log_softmax(1).repeat_interleave(length, dim=1)
+
+
+class NextToken(Head):
+    """Base of the last blocks that answer: ``logits`` (N, T, V), log-probabilities of the token after each of T.
+
+    They are float64: the order of probabilities survives the logarithm.
+    """
+
+    def read(self, cache: dict[str, Any], reading: Reading) -> None:
+        """Keep what answers may copy from; ``reading``'s answer states are not looked at."""
+        cache["key"] = self.pointer.keys(reading.context_NJD)
+        cache["mask"], cache["token"] = reading.mask_NJ, reading.token_NJ
+        if reading.prior_NJ is not None:
+            cache["prior"] = reading.prior_NJ
+
+    def following(self, cache: dict[str, Any], answer_in_NT: Tensor, answer_NTD: Tensor) -> Tensor:
+        """Log-probabilities (N, T, V) for T new answer tokens after those of earlier calls."""
+        earlier = cache.get("answer_in")
+        cache["answer_in"] = answer_in_NT if earlier is None else torch.cat([earlier, answer_in_NT], dim=1)
+        token_NJ = cache["token"]
+        parts = self.pointer.parts(
+            answer_NTD, cache["key"], cache["mask"], token_NJ, cache["answer_in"], cache.get("prior")
+        )
+        return self.pointer.distribution(parts, token_NJ).double().log()
+
+
+# What the last block of an answering program reads beside its streams and the context.
+ANSWER_INPUTS = ("answer_in", "query_embedding", "document_embedding")
+
+
+class LossHead(Head):
+    """Base of the readers' last blocks in training.
+
+    Their outputs are ``losses`` (B, objectives), weighted and divided by global denominators (the weights come with
+    the batch), and ``statistics`` (B, 3) without graph: target tokens, those whose most likely token is right,
+    and the entropy of the retriever's distribution over the k documents (nats).
+    """
+
+    def __init__(self, config: ReaderConfig, tokens: TokenEmbedding, objective: ObjectivesConfig) -> None:
+        prior = nn.Parameter(torch.tensor(2.0)) if config.score_prior else None
+        super().__init__(PointerHead(config, tokens), prior)
+        self.objective = objective
 
     def outputs(
         self, fused: Reading, alone: Sequence[Reading], targets: Targets, score_Bk: Tensor

@@ -8,6 +8,8 @@ Shapes: N rows, L context tokens, T answer tokens, D width, H heads, W head widt
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -68,6 +70,16 @@ class Attention(nn.Module):
         mask = None if mask_NTL is None else mask_NTL.unsqueeze(1)
         y = F.scaled_dot_product_attention(q, *context, attn_mask=mask, is_causal=causal)
         return self.out(y.transpose(1, 2).flatten(2))
+
+    def extend(
+        self, cache: dict[str, Any], x_NTD: Tensor, mask_NTL: Tensor | None, position_NT: Tensor | None
+    ) -> Tensor:
+        """Attend from new places to those of earlier calls, which ``cache`` keeps, and to the new ones."""
+        key, value = self.project(x_NTD, position_NT)
+        if "key" in cache:
+            key, value = torch.cat([cache["key"], key], dim=2), torch.cat([cache["value"], value], dim=2)
+        cache["key"], cache["value"] = key, value
+        return self(x_NTD, (key, value), mask_NTL, position_NT)
 
 
 class FeedForward(nn.Sequential):
@@ -133,6 +145,20 @@ class DecoderLayer(nn.Module):
             with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
                 streams.append(self.stream(x_PTD, single, mask_PL, dropout=trained))
         return tuple(streams)
+
+    def extend(self, cache: dict[str, Any], context_PLD: Tensor, mask_PL: Tensor, answer_BTD: Tensor) -> tuple[Tensor]:
+        """New places of the answer (`pipeline.generate`): the context is projected once, earlier places are kept."""
+        rows, new = answer_BTD.shape[:2]
+        if not cache:
+            cache["cross_key"], cache["cross_value"] = self.cross_attention.project(fuse(context_PLD, rows))
+            cache["mask"] = fuse(mask_PL, rows)
+        past = cache["key"].shape[2] if "key" in cache else 0
+        place = torch.arange(past + new, device=answer_BTD.device)
+        causal_1TL = None if new == 1 else (place <= place[past:, None]).unsqueeze(0)
+        x = answer_BTD + self.self_attention.extend(cache, self.norm1(answer_BTD), causal_1TL, place[None, past:])
+        context = cache["cross_key"], cache["cross_value"]
+        x = x + self.cross_attention(self.norm2(x), context, cache["mask"].unsqueeze(1))
+        return (x + self.ffn(self.norm3(x)),)
 
 
 def fuse(pairs: Tensor, num_samples: int) -> Tensor:

@@ -10,17 +10,21 @@ Shapes: see `rag_mm.reader.sequence`; E embedding width, V vocabulary.
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from pipeline import Block, BlockProgram
 from pipeline.keyed import KeyedDropout
-from rag_mm.objectives import ObjectivesConfig
+from rag_mm.objectives import ALONE, MARGINAL, ObjectivesConfig
 from rag_mm.reader.config import ReaderConfig
 from rag_mm.reader.embedding import TokenEmbedding, Vision
-from rag_mm.reader.fid import INPUTS
-from rag_mm.reader.head import HEAD_INPUTS, LossHead, Reading, Targets
-from rag_mm.reader.sequence import CausalLayer, Layout, Reach
+from rag_mm.reader.fid import INPUTS, answering
+from rag_mm.reader.head import ANSWER_INPUTS, HEAD_INPUTS, LossHead, NextToken, Reading, Targets
+from rag_mm.reader.pointer import PointerHead
+from rag_mm.reader.sequence import CausalLayer, Layout
 
 PAIR_NAMES = (
     "document", "document_match", "document_image", "context_mask", "context_token", "document_embedding",
@@ -56,10 +60,6 @@ class SequenceEmbedding(nn.Module):
         asked = self.tokens(question_BQ)
         return documents, torch.cat([question_patches_BND + self.kind[2], asked + self.kind[3]], dim=1)
 
-    def answer(self, answer_BT: Tensor) -> Tensor:
-        """The answer so far (B, T, D)."""
-        return self.tokens(answer_BT) + self.kind[4]
-
     def forward(
         self,
         question_BQ: Tensor,
@@ -72,12 +72,32 @@ class SequenceEmbedding(nn.Module):
         documents, question = self.context(
             question_BQ, document_PM, match_PM, question_patches_BND, document_patches_PND
         )
-        asked = torch.cat([question, self.answer(answer_BT)], dim=1)
+        asked = torch.cat([question, self.tokens(answer_BT) + self.kind[4]], dim=1)
         sequence = self.dropout(Layout.fused(documents, asked))
         if not self.trained:
             return (sequence,)
         alone = Layout.alone(documents, asked)
         return sequence, *(self.dropout(alone) if trained else alone.detach() for trained in self.trained)
+
+    def extend(
+        self,
+        cache: dict[str, Any],
+        question_BQ: Tensor,
+        document_PM: Tensor,
+        match_PM: Tensor,
+        question_patches_BND: Tensor,
+        document_patches_PND: Tensor,
+        answer_BT: Tensor,
+    ) -> tuple[Tensor]:
+        """The whole sequence at first, then new answer tokens (`pipeline.generate`)."""
+        first = not cache
+        answer = self.tokens.extend(cache, answer_BT) + self.kind[4]
+        if not first:
+            return (answer,)
+        documents, question = self.context(
+            question_BQ, document_PM, match_PM, question_patches_BND, document_patches_PND
+        )
+        return (Layout.fused(documents, torch.cat([question, answer], dim=1)),)
 
 
 class PrependHead(LossHead):
@@ -88,11 +108,6 @@ class PrependHead(LossHead):
     ) -> None:
         super().__init__(config, tokens, objective)
         self.layout = layout
-
-    def prior_of(self, score_Bk: Tensor, documents_PI: Tensor, question_BH: Tensor) -> Tensor | None:
-        """Log-probability at every context position (B, J): its document's, and 0 in the question, which is in all."""
-        prior = self.prior(score_Bk, documents_PI.shape[1])
-        return None if prior is None else torch.cat([prior, prior.new_zeros(question_BH.shape)], dim=1)
 
     def forward(
         self,
@@ -111,12 +126,19 @@ class PrependHead(LossHead):
     ) -> tuple[Tensor, Tensor]:
         mask, token = self.layout.parts(mask_PL, question_BQ), self.layout.parts(token_PL, question_BQ)
         score_Bk = self.scores(query_BE, document_PE)
-        prior_BJ = self.prior_of(score_Bk, *mask)
+        prior_BJ = _prior(self.prior(score_Bk, mask[0].shape[1]), mask[1])
         fused = _reading(sequence_BSD, self.layout.fused(*mask), self.layout.fused(*token), prior_BJ)
         mask_PJ, token_PJ = self.layout.alone(*mask), self.layout.alone(*token)
         alone = [_reading(states, mask_PJ, token_PJ, None) for states in alone_PSD]
         targets = Targets(answer_in_BT, target_BT, target_weight_BT, sample_weight_B, distill_weight_B)
         return self.outputs(fused, alone, targets, score_Bk)
+
+
+def _prior(documents_BI: Tensor | None, question_BH: Tensor) -> Tensor | None:
+    """Log-probability at every context position (B, J): its document's, and 0 in the question, which is in all."""
+    if documents_BI is None:
+        return None
+    return torch.cat([documents_BI, documents_BI.new_zeros(question_BH.shape)], dim=1)
 
 
 def _reading(sequence_NSD: Tensor, mask_NJ: Tensor, token_NJ: Tensor, prior_NJ: Tensor | None) -> Reading:
@@ -159,36 +181,53 @@ def prepend_program(
     return BlockProgram(blocks, inputs=INPUTS, outputs=("losses", "statistics"), axes=dict.fromkeys(pairs, "pair"))
 
 
-class PrependDecoding:
-    """What a prepend reader makes of one batch: keys and values of the context are kept, layer by layer."""
+class PrependNextToken(NextToken):
+    """Block module: the sequence to ``logits``."""
 
-    def __init__(self, program: BlockProgram, context: dict[str, Tensor]) -> None:
-        blocks = {block.name: block.module for block in program.blocks}
-        vision, embed, head = blocks["vision"], blocks["embed"], blocks["head"]
-        assert isinstance(embed, SequenceEmbedding) and isinstance(head, PrependHead)
-        self._embed, self._head = embed, head
-        self._layers = [module for module in blocks.values() if isinstance(module, CausalLayer)]
-        patches = vision(context["question_image"], context["document_image"])
-        question = context["question"]
-        read = embed.context(question, context["document"], context["document_match"], *patches)
-        mask = head.layout.parts(context["context_mask"], question)
-        self._mask = head.layout.fused(*mask)
-        self._token = head.layout.fused(*head.layout.parts(context["context_token"], question))
-        scores = head.scores(context["query_embedding"], context["document_embedding"])
-        self._prior = head.prior_of(scores, *mask)
-        x, reach = head.layout.fused(*read), Reach.of(self._mask, 0)
-        self._past = []
-        for layer in self._layers:
-            self._past.append(layer.project(x, reach))
-            x = layer.stream(x, reach, dropout=False)
-        self._keys = head.pointer.keys(x)
+    def __init__(self, pointer: PointerHead, log_prior_scale: nn.Parameter | None, layout: Layout) -> None:
+        super().__init__(pointer, log_prior_scale)
+        self.layout = layout
 
-    def following(self, answer_BT: Tensor) -> Tensor:
-        """Distribution of the token after the answer so far (B, V)."""
-        reach = Reach.of(self._mask, answer_BT.shape[1]).after(self._mask.shape[1])
-        h = self._embed.answer(answer_BT)
-        for layer, past in zip(self._layers, self._past, strict=True):
-            h = layer.stream(h, reach, dropout=False, past=past)
-        pointer = self._head.pointer
-        parts = pointer.parts(h[:, -1:], self._keys, self._mask, self._token, answer_BT, self._prior)
-        return pointer.distribution(parts, self._token)[:, -1]
+    def extend(
+        self,
+        cache: dict[str, Any],
+        question_BQ: Tensor,
+        mask_PL: Tensor,
+        token_PL: Tensor,
+        answer_in_BT: Tensor,
+        query_BE: Tensor,
+        document_PE: Tensor,
+        sequence_BSD: Tensor,
+    ) -> Tensor:
+        """The whole sequence at first, then what is new of the answer (`pipeline.generate`)."""
+        answer_BTD = sequence_BSD
+        if not cache:
+            mask, token = self.layout.parts(mask_PL, question_BQ), self.layout.parts(token_PL, question_BQ)
+            prior = _prior(self.prior(self.scores(query_BE, document_PE), mask[0].shape[1]), mask[1])
+            reading = _reading(sequence_BSD, self.layout.fused(*mask), self.layout.fused(*token), prior)
+            self.read(cache, reading)
+            answer_BTD = reading.answer_NTD
+        return self.following(cache, answer_in_BT, answer_BTD)
+
+    def forward(self, *reads: Tensor) -> Tensor:
+        return self.extend({}, *reads)
+
+
+def prepend_answering(program: BlockProgram) -> BlockProgram:
+    """The same blocks without the streams of single documents, ending in ``logits`` instead of losses."""
+    *body, last = program.blocks
+    assert isinstance(last.module, PrependHead)
+    head = PrependNextToken(last.module.pointer, last.module.log_prior_scale, last.module.layout)
+    reads = ("question", "context_mask", "context_token", *ANSWER_INPUTS, "sequence")
+    return answering(program, [*map(_fused_only, body), Block(last.name, head, reads=reads, writes=("logits",))])
+
+
+def _fused_only(block: Block) -> Block:
+    module = block.module
+    if isinstance(module, SequenceEmbedding) and module.trained:
+        module = copy.copy(module)  # with the same parameters
+        module.trained = ()
+    reads, writes = (
+        tuple(name for name in names if name not in (ALONE, MARGINAL)) for names in (block.reads, block.writes)
+    )
+    return Block(block.name, module, reads=reads, writes=writes)

@@ -15,6 +15,7 @@ S = J + T, D width.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,20 +62,19 @@ class Reach:
     position_NS: Tensor
 
     @classmethod
-    def of(cls, mask_NJ: Tensor, num_answer: int) -> Reach:
+    def of(cls, mask_NJ: Tensor, num_answer: int, *, start: int = 0) -> Reach:
         """Causal over a context, of which True in the mask is there, and so many answer tokens after it.
 
         Every place attends to itself, padding too: a softmax over nothing would be NaN.
+
+        Args:
+            start: leave out the rows of the places before it; what the others reach stays whole.
         """
         valid = torch.cat([mask_NJ, mask_NJ.new_ones(mask_NJ.shape[0], num_answer)], dim=1)
-        size = valid.shape[1]
-        causal = torch.ones(size, size, dtype=torch.bool, device=valid.device).tril()
-        itself = torch.eye(size, dtype=torch.bool, device=valid.device)
-        return cls(causal & valid.unsqueeze(1) | itself, (valid.long().cumsum(1) - 1).clamp(min=0))
-
-    def after(self, start: int) -> Reach:
-        """The rows from place ``start`` on; what they reach stays whole."""
-        return Reach(self.allowed_NSS[:, start:], self.position_NS[:, start:])
+        place = torch.arange(valid.shape[1], device=valid.device)
+        causal, itself = place <= place[start:, None], place == place[start:, None]
+        position = (valid.long().cumsum(1) - 1).clamp(min=0)
+        return cls(causal & valid.unsqueeze(1) | itself, position[:, start:])
 
 
 class CausalLayer(nn.Module):
@@ -92,21 +92,26 @@ class CausalLayer(nn.Module):
         self.ffn = FeedForward(config)
         self.dropout = KeyedDropout(config.dropout)
 
-    def project(self, x_NSD: Tensor, reach: Reach) -> tuple[Tensor, Tensor]:
-        """Keys and values of these places: what decoding keeps of a context."""
-        return self.attention.project(self.norm1(x_NSD), reach.position_NS)
-
-    def stream(
-        self, x_NSD: Tensor, reach: Reach, *, dropout: bool, past: tuple[Tensor, Tensor] | None = None
-    ) -> Tensor:
-        """The layer on one stream; ``past`` are projected places before these."""
+    def stream(self, x_NSD: Tensor, reach: Reach, *, dropout: bool) -> Tensor:
+        """The layer on one stream."""
         drop: nn.Module = self.dropout if dropout else nn.Identity()
         h = self.norm1(x_NSD)
-        key, value = self.attention.project(h, reach.position_NS)
-        if past is not None:
-            key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
-        x = x_NSD + drop(self.attention(h, (key, value), reach.allowed_NSS, reach.position_NS))
+        context = self.attention.project(h, reach.position_NS)
+        x = x_NSD + drop(self.attention(h, context, reach.allowed_NSS, reach.position_NS))
         return x + drop(self.ffn(self.norm2(x)))
+
+    def extend(
+        self, cache: dict[str, Any], sequence_BSD: Tensor, question_BQ: Tensor, mask_PL: Tensor
+    ) -> tuple[Tensor]:
+        """The whole sequence at first, then what is new of the answer (`pipeline.generate`)."""
+        if not cache:
+            cache["mask"] = self.layout.fused(*self.layout.parts(mask_PL, question_BQ))
+        start = cache["key"].shape[2] if "key" in cache else 0
+        num_answer = start + sequence_BSD.shape[1] - cache["mask"].shape[1]
+        reach = Reach.of(cache["mask"], num_answer, start=start)
+        h = self.norm1(sequence_BSD)
+        x = sequence_BSD + self.attention.extend(cache, h, reach.allowed_NSS, reach.position_NS)
+        return (x + self.ffn(self.norm2(x)),)
 
     def forward(
         self, sequence_BSD: Tensor, question_BQ: Tensor, mask_PL: Tensor, *alone_PSD: Tensor

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import Block, BlockProgram, Pipeline, Plan
+from pipeline.beam import likeliest
 from pipeline.generate import Generated, generate
+from pipeline.score import score
 from tests.distributed import run_on_ranks
 from tests.pipeline.causal_program import END, D, V, causal_program, log_likelihood, next_inputs, source_batch
 
@@ -70,14 +72,14 @@ def test_every_layout_generates_what_plain_runs_do(num_ranks: int) -> None:
     assert len({len(row) for row in rows}) > 1, "the samples end at different lengths"
     beams = _layouts(1)[2]
     for rank in ranks:
-        for i, (tokens, score) in enumerate(rank):
+        for i, (tokens, sums) in enumerate(rank):
             if i % 4 < 2:
                 width = max(len(row) for row in rows)
                 assert tokens.tolist() == [row + [END] * (width - len(row)) for row in rows]
-                assert score.tolist() == pytest.approx(scores, rel=1e-9)
+                assert sums.tolist() == pytest.approx(scores, rel=1e-9)
             else:
                 assert torch.equal(tokens, beams[0])
-                torch.testing.assert_close(score, beams[1])
+                torch.testing.assert_close(sums, beams[1])
 
 
 def answers(max_tokens: int) -> list[list[int]]:
@@ -202,3 +204,66 @@ def test_nan_is_said() -> None:
     pipeline = Pipeline(program, Plan.from_cuts(program, []))
     with pytest.raises(ValueError, match="NaN"):
         generate(pipeline, source_batch(), prompt=PROMPT, next_inputs=only_tokens, end=-1, max_tokens=2, cache=False)
+
+
+def test_ties_go_to_the_smallest_token() -> None:
+    """Against sorting (-p, index) pairs; few different values, so ties are everywhere, also at the edge."""
+    p = torch.randint(0, 4, (200, 12), generator=torch.Generator().manual_seed(0)).double()
+    for count in (1, 2, 5, 12):
+        values, index = likeliest(p, count)
+        for row, found in enumerate(index.tolist()):
+            right = sorted(range(12), key=lambda i: (-p[row, i].item(), i))[:count]
+            assert found == right and values[row].tolist() == [p[row, i].item() for i in right]
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 2, 100])
+def test_scores_are_the_log_likelihoods_of_plain_runs(rows_at_once: int) -> None:
+    """Ragged continuations, one that goes on after END; the block that depends on no token runs once."""
+    program, source = causal_program(), source_batch()["source"]
+    continuations = [[[0, 1, END], [2, END], [END]], [[5, 3, 1, 0]], [[1], [1, 1], [END, 2]]]
+    found = score(
+        Pipeline(program, Plan.from_cuts(program, [])), source_batch(), prompt=PROMPT, continuations=continuations,
+        next_inputs=next_inputs, rows_at_once=rows_at_once,
+    )  # fmt: skip
+    assert program.blocks[0].module.calls == 1
+    for i, own in enumerate(continuations):
+        right = [log_likelihood(program, source[i], PROMPT[i].tolist(), tokens) for tokens in own]
+        assert found[i].tolist() == pytest.approx(right, rel=1e-12)
+
+
+def _scored(num_ranks: int) -> list[list[float]]:
+    found = []
+    for cuts, schedule, recomputed in LAYOUTS[num_ranks]:
+        program = causal_program()
+        plan = Plan.from_cuts(
+            program, cuts, schedule=schedule, num_microbatches=4, num_ranks=num_ranks, recomputed=recomputed
+        )
+        sums = score(
+            Pipeline(program, plan, timeout_s=30), source_batch(), prompt=PROMPT,
+            continuations=[[[0, 1], [2]], [[3, END, 1]], [[5], [4]]], next_inputs=next_inputs,
+        )  # fmt: skip
+        found.append(torch.cat(sums).tolist())
+    return found
+
+
+def test_scores_over_stages_are_those_of_one_process() -> None:
+    (right,) = _scored(1)
+    for num_ranks in (2, 3):
+        for rank in run_on_ranks(_scored, num_ranks, num_ranks):
+            for sums in rank:
+                assert sums == pytest.approx(right, rel=1e-12)
+
+
+def test_mistakes_of_scoring() -> None:
+    program = causal_program()
+    pipeline, given = Pipeline(program, Plan.from_cuts(program, [])), {"next_inputs": next_inputs}
+    with pytest.raises(ValueError, match="continuations of 1 samples and prompts of 3"):
+        score(pipeline, source_batch(), prompt=PROMPT, continuations=[[[1]]], **given)
+    with pytest.raises(ValueError, match="sample 1 has no continuation, or one without tokens"):
+        score(pipeline, source_batch(), prompt=PROMPT, continuations=[[[1]], [[]], [[1]]], **given)
+    shifted = causal_program(shift=True)
+    with pytest.raises(ValueError, match="block 'shift' cannot run on new positions alone"):
+        score(
+            Pipeline(shifted, Plan.from_cuts(shifted, [])), source_batch(), prompt=PROMPT,
+            continuations=[[[1, 2]]] * 3, **given,
+        )  # fmt: skip
