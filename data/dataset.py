@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from data import images
+from data.bad_data import BadData
+from data.decoding import UndecodableError
 from data.document_store import DocumentStore
 from data.sample_ids import from_key
 from data.samples import Pair, Sample, read_pair, read_question
-from data.shards import Shard, open_shards
+from data.shard_set import RawSample, ShardSet
 
 SPLITS = ("train", "dev", "test")
 
@@ -34,21 +36,27 @@ class _Part:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.shards = open_shards(directory) if any(directory.glob("*.tar")) else []
-        self.places: list[tuple[Shard, str]] = [(s, key) for s in self.shards for key in s.index.samples]
+        self.samples = ShardSet(directory) if any(directory.glob("*.tar")) else None
+
+    def __len__(self) -> int:
+        return 0 if self.samples is None else len(self.samples)
 
     @functools.cached_property
     def entities(self) -> list[str | None]:
         """The entity of each sample."""
         path = self.directory / "entities.json"
         entities: list[str | None] = json.loads(path.read_text(encoding="utf-8"))
-        if len(entities) != len(self.places):
-            raise ValueError(f"{path} names {len(entities)} entities, but the shards hold {len(self.places)} samples")
+        if len(entities) != len(self):
+            raise ValueError(f"{path} names {len(entities)} entities, but the shards hold {len(self)} samples")
         return entities
 
-    def members(self, position: int) -> tuple[str, dict[str, bytes]]:
-        shard, key = self.places[position]
-        return key, shard.sample(key)
+    def key(self, position: int) -> str:
+        assert self.samples is not None
+        return self.samples.key(position)
+
+    def read(self, position: int) -> RawSample:
+        assert self.samples is not None
+        return self.samples.read([position])[0]
 
 
 class SplitView(Generic[Item]):
@@ -56,16 +64,15 @@ class SplitView(Generic[Item]):
 
     Attributes:
         name: for messages, such as "questions/train".
-        bad_samples: broken samples met so far, by reason.
+        bad: broken samples met in this epoch.
     """
 
     def __init__(self, part: _Part, positions: Sequence[int], *, name: str, item_type: type[Item]) -> None:
         self.name = name
-        self.bad_samples: Counter[str] = Counter()
+        self.bad = BadData(name, total=len(positions))
         self._part = part
         self._positions = positions
         self._item_type: type[Item] = item_type
-        self._bad_ids: set[str] = set()
         self._get: Callable[[int], Item] = functools.lru_cache(maxsize=16384)(self._read)
 
     def __len__(self) -> int:
@@ -79,26 +86,39 @@ class SplitView(Generic[Item]):
 
     @property
     def ids(self) -> list[str]:
-        return [from_key(self._part.places[position][1]) for position in self._positions]
+        return [from_key(self._part.key(position)) for position in self._positions]
+
+    @property
+    def bad_samples(self) -> Counter[str]:
+        """Broken samples met in this epoch, by reason."""
+        return self.bad.reasons
 
     def _read(self, i: int) -> Item:
-        key, members = self._part.members(self._positions[i])
+        raw = self._part.read(self._positions[i])
+        item, problem = self._parse(raw)
+        self.bad.record(i, problem, key=raw.key, shard=raw.shard)
+        return self._broken(raw.key) if item is None else item
+
+    def _parse(self, raw: RawSample) -> tuple[Item | None, str | None]:
+        """The sample, or None and why it is broken."""
+        if raw.problem is not None:
+            return None, raw.problem
+        if "json" not in raw.members:
+            return None, "missing member json"
         try:
             read = read_pair if self._item_type is Pair else read_question
-            item: Item = read(key, members)  # type: ignore[assignment]
-        except (KeyError, TypeError, ValueError) as error:
-            return self._broken(key, f"malformed json: {type(error).__name__}")
-        if item.image is not None:
-            try:
+            item: Item = read(raw.key, raw.members)  # type: ignore[assignment]
+            if item.image is not None:
                 images.load_rgba(item.image)
-            except ValueError:
-                return self._broken(key, "undecodable image")
-        return item
+        except UndecodableError as error:
+            return None, str(error)
+        except images.ImageError as error:
+            return None, error.reason
+        except (KeyError, TypeError, ValueError) as error:
+            return None, f"malformed json: {type(error).__name__}"
+        return item, None
 
-    def _broken(self, key: str, reason: str) -> Item:
-        if key not in self._bad_ids:  # read again after it fell out of the cache, it is still one sample
-            self._bad_ids.add(key)
-            self.bad_samples[reason] += 1
+    def _broken(self, key: str) -> Item:
         sample_id = from_key(key)
         if self._item_type is Pair:
             return Pair(sample_id, "", None, (), weight=0.0)  # type: ignore[return-value]
@@ -173,7 +193,7 @@ class Dataset:
         """Where the samples of a split lie, and their positions there."""
         if not self.has_folds:
             part = _Part(self.directory / part_name / split)
-            return part, range(len(part.places))
+            return part, range(len(part))
         part = self._parts[part_name]
         return part, [i for i, entity in enumerate(part.entities) if self.split_of(entity) == split]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import io
-import warnings
 from collections.abc import Sequence
 
 import numpy
@@ -17,6 +16,8 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 MAX_PIXELS = 4096 * 4096
+# Some of Pillow's others call programs (EPS: Ghostscript) or are hardly ever used.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 
 def decode(png: bytes, size: int) -> torch.Tensor:
@@ -44,19 +45,35 @@ def _decode(png: bytes, size: int) -> numpy.ndarray:
     return numpy.ascontiguousarray(numpy.asarray(flat, dtype=numpy.uint8).transpose(2, 0, 1))
 
 
+class ImageError(ValueError):
+    """A picture that cannot be decoded.
+
+    Attributes:
+        reason: what is wrong, without the particulars of this picture, so that it can be counted.
+    """
+
+    def __init__(self, reason: str, particulars: str) -> None:
+        super().__init__(reason, particulars)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return "{} ({})".format(*self.args)
+
+
 def load_rgba(data: bytes) -> Image.Image:
-    """Open an encoded picture as RGBA; ValueError if it is broken or has more than MAX_PIXELS pixels."""
+    """Decode a picture as RGBA; ImageError if it is broken or has more than MAX_PIXELS pixels."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(data)) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS}")
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.width * image.height <= MAX_PIXELS:
                 return image.convert("RGBA")
+            size = f"{image.width} x {image.height} pixels"
     except UnidentifiedImageError:
-        raise ValueError(f"not an image ({len(data)} bytes)") from None
-    except (OSError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ValueError(f"undecodable image ({len(data)} bytes): {error}") from error
+        raise ImageError("not an image", f"{len(data)} bytes") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ImageError(f"more than {MAX_PIXELS} pixels", str(error)) from error
+    except Exception as error:  # Pillow promises no type: damaged files give struct.error, IndexError, zlib.error, ...
+        raise ImageError("undecodable image", f"{len(data)} bytes: {error}") from error
+    raise ImageError(f"more than {MAX_PIXELS} pixels", size)
 
 
 def pixels(images: Sequence[bytes], *, side: int = 12) -> torch.Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from data.decoding import decode_member
 from data.image_formats import extension_of, picture_member
 from data.sample_ids import from_key, to_key
 
@@ -91,7 +92,7 @@ def to_members(sample: Sample | Pair) -> tuple[str, dict[str, bytes]]:
 
 def read_question(key: str, members: Mapping[str, bytes]) -> Sample:
     """The question that `to_members` stored; KeyError, TypeError or ValueError if the members hold none."""
-    body = json.loads(members["json"])
+    body = decode_member("json", members["json"])
     image, gold = picture_member(members), _texts(body["gold"])
     kind = body.get("kind", "name" if image is None else "picture")
     if kind not in ("name", "picture"):
@@ -117,7 +118,7 @@ def read_question(key: str, members: Mapping[str, bytes]) -> Sample:
 
 def read_pair(key: str, members: Mapping[str, bytes]) -> Pair:
     """The pair that `to_members` stored; KeyError, TypeError or ValueError if the members hold none."""
-    body = json.loads(members["json"])
+    body = decode_member("json", members["json"])
     return Pair(
         id=from_key(key),
         text=_text(body["text"]),

@@ -1,0 +1,98 @@
+"""Counting samples that cannot be used: by reason, by shard, and as a share of what was read.
+
+A bad sample keeps its place with weight 0, so nothing fails when one comes by, and nobody would notice if all did.
+So each reader counts, the counts are shown at the end of every epoch, and beyond a share that the user sets
+training stops and names the shard with the most. The share is of the samples read so far, each counted once an
+epoch however often it is read, and not judged before `JUDGED_FROM` of them (or all, of a smaller data set): one bad
+sample among the first ten is no tenth of the data.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import numpy
+
+JUDGED_FROM = 1000
+EXAMPLES = 3
+
+
+class BadDataError(RuntimeError):
+    """More samples are bad than the user allows."""
+
+
+class BadData:
+    """What was read of one sequence of samples in this epoch, and what was wrong with it. Safe between threads.
+
+    Attributes:
+        name: of the sequence, for messages, such as "questions/train".
+        num_read: samples read, each once.
+        reasons: bad samples by reason.
+        shards: bad samples by the tar they lie in.
+        examples: of each reason, the keys of the first few.
+    """
+
+    def __init__(self, name: str, *, total: int) -> None:
+        """``total``: number of samples in the sequence."""
+        self.name = name
+        self._total = total
+        self._lock = threading.Lock()
+        self.start_epoch()
+
+    def start_epoch(self) -> None:
+        """Count from zero."""
+        self.num_read = 0
+        self.reasons: Counter[str] = Counter()
+        self.shards: Counter[Path] = Counter()
+        self.examples: dict[str, list[str]] = {}
+        self._was_read = numpy.zeros(self._total, dtype=bool)
+
+    def record(self, position: int, problem: str | None, *, key: str, shard: Path) -> None:
+        """Count the sample at ``position``, bad if it has a ``problem``, unless it was counted in this epoch."""
+        with self._lock:
+            if self._was_read[position]:
+                return
+            self._was_read[position] = True
+            self.num_read += 1
+            if problem is not None:
+                self.reasons[problem] += 1
+                self.shards[shard] += 1
+                examples = self.examples.setdefault(problem, [])
+                if len(examples) < EXAMPLES:
+                    examples.append(key)
+
+    @property
+    def num_bad(self) -> int:
+        return sum(self.reasons.values())
+
+    @property
+    def share(self) -> float:
+        """Bad samples among those read, 0 to 1."""
+        return self.num_bad / self.num_read if self.num_read else 0.0
+
+    def report(self) -> list[str]:
+        """A line for each reason, the most frequent first."""
+        return [
+            f"{self.name}: {count} of {self.num_read} samples kept their place with weight 0: {reason} "
+            f"({', '.join(self.examples[reason])}{', ...' if count > EXAMPLES else ''})"
+            for reason, count in self.reasons.most_common()
+        ]
+
+    def complaint(self, max_share: float) -> str | None:
+        """Why training must not go on with a largest share of ``max_share``, or None."""
+        if self.num_read < min(self._total, JUDGED_FROM) or self.share <= max_share:
+            return None
+        shard, worst = self.shards.most_common(1)[0]
+        reason, count = self.reasons.most_common(1)[0]
+        return (
+            f"{self.name}: {self.num_bad} of {self.num_read} samples read are bad ({self.share:.2%}), more than "
+            f"data.max_bad_share {max_share} allows; the most, {worst}, are in {shard}, and the first reason is "
+            f"{reason!r} ({count} x). Mend or remove the shard, or allow a larger share"
+        )
+
+    def check(self, max_share: float) -> None:
+        """Raises `BadDataError` when more than ``max_share`` of what was read is bad."""
+        if complaint := self.complaint(max_share):
+            raise BadDataError(complaint)
