@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 
 from pipeline import keyed
 from pipeline.program import BlockProgram
+from pipeline.synchronised_norm import norm_statistics
 
 
 class _Boundary(torch.autograd.Function):
@@ -94,7 +95,7 @@ def carry_shapes(
         for name, tensor in store.items()
         if tensor is not None
     ]
-    with FakeTensorMode(allow_non_fake_inputs=True), keyed.scope(seed=0, step=0):
+    with FakeTensorMode(allow_non_fake_inputs=True), keyed.scope(seed=0, step=0), norm_statistics("rank"):
         twins = {id(t): Shape.of(t).empty(device) for _, t in real}
         state = {name: twins[id(t)] for name, t in real}
         batch = {name: shape.empty(device) for name, shape in microbatch.items()}

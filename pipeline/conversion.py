@@ -8,11 +8,12 @@ out is free:
 - `batch_norm_to_layer_norm`: the same with one group, over all channels (and positions) of a sample.
 - `freeze_batch_norm`: uses the running statistics in training too. In evaluation the function is what it
   was; statistics are no longer learned. The usual choice for public weights that are fine-tuned.
+- `synchronise_batch_norm`: the statistics of the whole batch, over the ranks that share it. The function stays what it
+  is on one device, but a step then has one micro-batch, because the first of several is normalised before the
+  others exist; with more it is refused.
 
 Only torch's own batch norm layers are converted. A subclass may do more in its forward (timm's BatchNormAct2d also
 activates), which would be lost, so it is refused by its path.
-
-``torch.nn.SyncBatchNorm`` is no way out: it shares statistics between replicas, not between micro-batches.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from pipeline.replacement import rebind_blocks
+from pipeline.synchronised_norm import SynchronisedBatchNorm
 
 Report = Callable[[str, str], None]
 _KNOWN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -112,6 +115,34 @@ def freeze_batch_norm(module: nn.Module, *, report: Report | None = None) -> nn.
         return FrozenBatchNorm(norm)
 
     return _replace(module, convert, report)
+
+
+def synchronise_batch_norm(
+    module: nn.Module,
+    *,
+    num_microbatches: int,
+    group: dist.ProcessGroup | None = None,
+    report: Report | None = None,
+) -> nn.Module:
+    """Replace every batch norm of a module tree by one with the statistics of the whole batch, in place.
+
+    Args:
+        num_microbatches: of the steps that the module is for; only 1 is exact.
+        group: the ranks that hold parts of one batch, such as the replicas of a stage (None: all).
+
+    Returns:
+        The module; another one only if ``module`` is itself a batch norm.
+
+    Raises:
+        ValueError: for several micro-batches, and naming the path of a lazy layer or a subclass of torch's layers.
+    """
+    if num_microbatches != 1:
+        raise ValueError(
+            f"num_microbatches is {num_microbatches}; a synchronised batch norm needs 1: the first of several "
+            "micro-batches is normalised before the others exist, so its statistics cannot be those of the batch. Use "
+            "one micro-batch (more replicas instead of stages), freeze_batch_norm or batch_norm_to_group_norm"
+        )
+    return _replace(module, lambda path, norm: SynchronisedBatchNorm(norm, group), report)
 
 
 def _replace(module: nn.Module, convert: Callable[[str, _BatchNorm], nn.Module], report: Report | None) -> nn.Module:

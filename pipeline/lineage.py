@@ -16,7 +16,7 @@ mixing that none of these disturbances triggers: the gradient comparison of `pip
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +27,7 @@ from pipeline.gradient_mixing import mixes_in_backward
 from pipeline.isolate import call, cut_off, unchanged_buffers
 from pipeline.mixing_site import mixing_site
 from pipeline.program import SAMPLE_ID, Block, BlockProgram
+from pipeline.synchronised_norm import SynchronisedBatchNorm, norm_statistics
 
 if TYPE_CHECKING:
     from pipeline.profile import Profile
@@ -44,16 +45,21 @@ class Lineage:
         shared: tensors whose rows belong to no sample (unique documents: axis None or ``"microbatch"``) and move only
             the samples that use them. Such a ``group`` is no obstacle: every micro-batch is given all rows that it
             uses, and the gradients of a row add up.
+        synchronised: nothing but synchronised norms mixes or changes buffers.
     """
 
     kind: str
     stateful: bool
     mixes: str
     shared: tuple[str, ...] = ()
+    synchronised: bool = False
 
 
 def classify(program: BlockProgram, block: Block, env: Mapping[str, Tensor], *, grads: set[str]) -> Lineage:
     """Lineage of one block, in the mode its module is in.
+
+    A synchronised norm takes the statistics of the rows here, so that nothing is sent. Where there is one, the block is
+    classified again with running statistics, which shows whether anything else mixes.
 
     Args:
         env: the tensors alive before the block, for a whole batch of at least 2 samples. Gradients and
@@ -63,6 +69,16 @@ def classify(program: BlockProgram, block: Block, env: Mapping[str, Tensor], *, 
     Raises:
         ValueError: for a batch of one sample, or rows that do not fit the declared axis.
     """
+    with norm_statistics("rank"):
+        found = _classify(program, block, env, grads=grads)
+    if not any(isinstance(part, SynchronisedBatchNorm) for part in block.module.modules()):
+        return found
+    with norm_statistics("running"):
+        rest = _classify(program, block, env, grads=grads)
+    return replace(found, synchronised=not rest.mixes and not rest.stateful)
+
+
+def _classify(program: BlockProgram, block: Block, env: Mapping[str, Tensor], *, grads: set[str]) -> Lineage:
     num_samples = program.num_samples(env)
     if num_samples < 2:
         raise ValueError("cross-sample dependencies cannot be tested on a batch of 1 sample; use at least 2")
@@ -221,6 +237,8 @@ def require_sample_lineage(profile: Profile) -> None:
     for block in profile.blocks:
         if block.lineage == "unknown":
             raise ValueError(f"block {block.name!r}: lineage was not traced; trace with lineage=True")
+        if block.synchronised and profile.num_microbatches == 1:
+            continue
         if block.lineage == "batch" or (block.lineage == "group" and block.mixes):
             whose = "its group" if block.lineage == "group" else "the whole batch"
             raise ValueError(
@@ -243,9 +261,12 @@ def _remedy(mixes: str) -> str:
             "(2) pipeline.conversion.batch_norm_to_group_norm(module, num_groups=...), or batch_norm_to_layer_norm: "
             "each sample is normalised by itself; affine weights are kept, but the function changes and has to be "
             "trained again. "
-            "(3) Compute it once over the whole batch outside the pipeline and pass the result in as a batch input. "
-            "A synchronised batch norm (torch.nn.SyncBatchNorm) shares statistics between replicas, not between "
-            "micro-batches, and is refused as well."
+            "(3) Compute it once over the whole batch outside the pipeline and pass the result in as a batch input: "
+            "the function stays what it is. "
+            "(4) pipeline.conversion.synchronise_batch_norm(module, num_microbatches=1, group=...): statistics over "
+            "the replicas of a stage, the function stays what it is, all weights kept; a step then has a single "
+            "micro-batch, because statistics cannot be shared with micro-batches that have not run yet, and ranks wait "
+            "for each other in every layer. (torch.nn.SyncBatchNorm is refused: convert it.)"
         )
     if _GENERATOR in mixes:
         return (

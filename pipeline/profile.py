@@ -32,6 +32,7 @@ class BlockProfile:
             block and another one hold as *different* tensors (views or slices). No stage can keep a copy of
             such memory by itself: blocks with a name in common belong on one stage.
         bytes_moved: bytes that the forward's operations read and write (0 where it was not counted).
+        synchronised: nothing but synchronised norms mixes samples or changes buffers.
     """
 
     name: str
@@ -53,6 +54,7 @@ class BlockProfile:
     partial_ties: dict[str, int] = field(default_factory=dict)
     backward_flops: int = 0
     bytes_moved: int = 0
+    synchronised: bool = False
 
 
 @dataclass(frozen=True)

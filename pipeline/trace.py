@@ -30,6 +30,7 @@ from pipeline.operation_costs import OperationCosts
 from pipeline.parameter_ties import partial_ties
 from pipeline.profile import BlockProfile, Profile
 from pipeline.program import SAMPLE_ID, Block, BlockProgram
+from pipeline.synchronised_norm import norm_statistics
 from pipeline.trace_cache import load, store, trace_key
 
 __all__ = ["BlockProfile", "Profile", "trace"]
@@ -137,7 +138,7 @@ def _trace(
     profiles, carry_bytes, gradient_bytes, recomputable_carries = [], [], [], []
     again = {name for block in program.blocks if block.recomputable for name in block.writes}
     partial = partial_ties(program)
-    with unchanged_buffers(program):
+    with unchanged_buffers(program), norm_statistics("rank"):
         for i, block in enumerate(program.blocks):
             tell(i, len(program.blocks), block.name)
             found = classify(program, block, whole, grads=wants) if lineage else _UNKNOWN
@@ -211,6 +212,7 @@ def _block_profile(
         partial_ties=partial,
         backward_flops=cost.backward_flops,
         bytes_moved=cost.bytes_moved,
+        synchronised=found.synchronised,
     )
 
 

@@ -10,6 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import Block, BlockProgram, keyed, trace
+from pipeline.conversion import (
+    batch_norm_to_group_norm,
+    batch_norm_to_layer_norm,
+    freeze_batch_norm,
+    synchronise_batch_norm,
+)
 from pipeline.lineage import require_sample_lineage
 from pipeline.verify import gradient_report, whole_batch_gradients
 from tests.pipeline.fid_program import fid_batch, fid_program
@@ -235,11 +241,42 @@ def test_a_buffer_that_a_forward_rebinds_is_put_back() -> None:
 
 
 def test_no_remedy_is_one_that_would_be_refused() -> None:
-    for module in (nn.BatchNorm1d(D), Apply(lambda x: x - x.mean(0))):
-        program, batch = program_of(module)
-        with pytest.raises(ValueError) as caught:  # although there is one micro-batch
+    program, batch = program_of(Apply(lambda x: x - x.mean(0)))
+    with pytest.raises(ValueError) as caught:  # although there is one micro-batch
+        require_sample_lineage(trace(program, batch, num_microbatches=1, repeats=1))
+    assert "one micro-batch" not in str(caught.value)
+    remedies: dict[str, Callable[[nn.Module], nn.Module]] = {
+        "freeze_batch_norm(module)": freeze_batch_norm,
+        "batch_norm_to_group_norm(module, num_groups=...)": lambda m: batch_norm_to_group_norm(m, num_groups=1),
+        "batch_norm_to_layer_norm": batch_norm_to_layer_norm,
+        "synchronise_batch_norm(module, num_microbatches=1, group=...)": lambda m: synchronise_batch_norm(
+            m, num_microbatches=1
+        ),
+    }
+    for named, convert in remedies.items():
+        program, batch = program_of(nn.BatchNorm1d(D))
+        with pytest.raises(ValueError) as caught:
             require_sample_lineage(trace(program, batch, num_microbatches=1, repeats=1))
-        assert "one micro-batch" not in str(caught.value)
+        assert named in str(caught.value)
+        convert(program)
+        require_sample_lineage(trace(program, batch, num_microbatches=1, repeats=1))
+
+
+def test_a_synchronised_norm_passes_with_one_micro_batch_and_nothing_else_beside_it() -> None:
+    def found(module: nn.Module, count: int) -> Any:
+        program, batch = program_of(module)
+        before = {name: value.clone() for name, value in program.state_dict().items()}
+        profile = trace(synchronise_batch_norm(program, num_microbatches=1), batch, num_microbatches=count, repeats=1)
+        assert all(torch.equal(value, before[name]) for name, value in program.state_dict().items())
+        assert profile.blocks[1].lineage == "batch" and profile.blocks[1].stateful
+        return profile
+
+    require_sample_lineage(found(nn.BatchNorm1d(D), 1))
+    with pytest.raises(ValueError, match=r"middle \(SynchronisedBatchNorm\).*single micro-batch"):
+        require_sample_lineage(found(nn.BatchNorm1d(D), 2))
+    for other in (Apply(lambda x: x - x.mean(0)), Rebinds()):
+        with pytest.raises(ValueError, match="block 'middle' mixes"):
+            require_sample_lineage(found(nn.Sequential(nn.BatchNorm1d(D), other), 1))
 
 
 class Documents(nn.Module):
