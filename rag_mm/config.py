@@ -7,6 +7,7 @@ from typing import Literal
 
 from data.config import DataConfig
 from pipeline.config import ParallelConfig
+from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.objectives import ObjectivesConfig
 from rag_mm.reader.config import ReaderConfig
 from retriever.config import IndexConfig, RetrieverConfig
@@ -94,17 +95,23 @@ class CheckpointConfig:
 
     Attributes:
         every_n_steps: steps between checkpoints; 0: only at the end.
-        keep: newest checkpoints kept.
+        keep: newest good checkpoints kept (good: losses and weights were finite); the newest of all is kept as well.
+        keep_every_n_steps: good checkpoints at multiples of this are kept for good; 0: none.
+        best_by: the good checkpoint with the best mean of this metric since the one before is kept too.
     """
 
     every_n_steps: int = 100
     keep: int = 2
+    keep_every_n_steps: int = 0
+    best_by: Literal["", "loss", "hit_at_k", "token_accuracy"] = ""
 
     def __post_init__(self) -> None:
         if self.every_n_steps < 0:
             raise ValueError(f"checkpoint.every_n_steps is {self.every_n_steps}; it must be 0 or more")
         if self.keep < 1:
             raise ValueError(f"checkpoint.keep is {self.keep}; it must be at least 1")
+        if self.keep_every_n_steps < 0:
+            raise ValueError(f"checkpoint.keep_every_n_steps is {self.keep_every_n_steps}; it must be 0 or more")
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,7 @@ class Config:
         train: the course of training.
         parallel: the layout over ranks.
         checkpoint: when state is written.
+        evaluate: how evaluation decodes answers.
     """
 
     run_dir: str = "runs/default"
@@ -132,6 +140,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluate: DecodingConfig = field(default_factory=DecodingConfig)
 
     def __post_init__(self) -> None:
         train, parallel = self.train, self.parallel

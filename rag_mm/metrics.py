@@ -51,6 +51,35 @@ class MetricsWriter:
         self._events.close()
 
 
+class Window:
+    """What the steps since the last checkpoint were like."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._records: list[dict[str, Any]] = []
+        self._any_taken = False
+
+    def add(self, record: dict[str, Any], *, taken: bool) -> None:
+        self._records.append({name: record[name] for name in ("loss", "hit_at_k", "token_accuracy")})
+        self._any_taken |= taken
+
+    @property
+    def good(self) -> bool:
+        """Whether a step was taken and all losses were finite."""
+        return self._any_taken and all(math.isfinite(record["loss"]) for record in self._records)
+
+    def means(self) -> dict[str, float]:
+        """Of each metric over the steps that have it."""
+        means = {}
+        for name in ("loss", "hit_at_k", "token_accuracy"):
+            values = [record[name] for record in self._records if record[name] is not None]
+            if values and all(map(math.isfinite, values)):
+                means[name] = sum(values) / len(values)
+        return means
+
+
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl``; a last line that was cut off by a crash is left out."""
     path = Path(run_dir) / "metrics.jsonl"

@@ -30,7 +30,7 @@ from rag_mm import checkpoint, launch
 from rag_mm.config import Config
 from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
-from rag_mm.metrics import LiveLine, MetricsWriter, peak_memory_bytes
+from rag_mm.metrics import LiveLine, MetricsWriter, Window, peak_memory_bytes
 from rag_mm.model import build_model
 from rag_mm.optimizer import Optimizer
 from rag_mm.planning import kept_plan, make_towers_plan, plan_reader
@@ -54,9 +54,9 @@ class Trainer:
         self.mesh = Mesh(num_stages=config.parallel.pipeline_stages, num_replicas=config.parallel.data_replicas)
         self.console = Console(stderr=True, quiet=not self.mesh.is_first)
         self.dataset = Dataset(config.data.dir, fold=config.data.fold)
-        self.checkpoints = self.mesh.broadcast(checkpoint.list_steps(self.run_dir))
-        if self.checkpoints:
-            state = checkpoint.read_state(self.run_dir, self.checkpoints[-1])
+        self.resume_from = self._newest_checkpoint()
+        if self.resume_from is not None:
+            state = checkpoint.read_state(self.run_dir, self.resume_from)
             for line in check_same_run(config, self.dataset, state):
                 self._say(line)
         self.model = build_model(config, self.dataset)
@@ -80,9 +80,27 @@ class Trainer:
         self.optimizer = Optimizer(config.train, self.towers, self.pipeline, self.vision, self.mesh)
         world = dist.group.WORLD
         self._roll_call = RollCall(world, what="run") if self.mesh.size > 1 and world is not None else None
+        self.saver = checkpoint.Saver(self.run_dir, self.mesh, config.checkpoint)
+        self.window = Window()
         self.step = 0
         self.trained = 0  # steps of this process
         self.skipped = 0
+        self._save_s = 0.0  # that the last step's end waited for a checkpoint
+
+    def _newest_checkpoint(self) -> int | None:
+        """Step of the newest usable checkpoint; what is wrong with newer ones is said (a collective)."""
+        found: tuple[int | None, list[str], str] = (None, [], "")
+        if self.mesh.is_first:
+            try:
+                found = (*checkpoint.newest_usable(self.run_dir), "")
+            except checkpoint.DamagedCheckpointError as error:
+                found = (None, [], str(error))
+        step, said, problem = self.mesh.broadcast(found)
+        if problem:
+            raise ValueError(problem)
+        for line in said:
+            self._say(line)
+        return step
 
     def _make_pipeline(self) -> Pipeline:
         """Cut the reader by what a batch like those it will read costs, or as it was cut before."""
@@ -106,7 +124,8 @@ class Trainer:
         if self.config.parallel.towers == "dealt":
             return DealtTowers(self.model.encoder, self.mesh)
         path = self.run_dir / "towers.json"
-        saved = path.read_text() if self.mesh.is_first and self.checkpoints and path.exists() else None
+        resumes = self.resume_from is not None
+        saved = path.read_text() if self.mesh.is_first and resumes and path.exists() else None
         text = self.mesh.broadcast(saved)
         plan, parallel = None if text is None else Plan.from_json(text), self.config.parallel
         layout = (parallel.pipeline_stages, parallel.num_microbatches)
@@ -123,7 +142,7 @@ class Trainer:
         """The plan of the run that is resumed, if it is for this layout: cutting anew could change the last bits."""
         path, parallel = self.run_dir / "plan.json", self.config.parallel
         saved = None
-        if self.mesh.is_first and self.checkpoints and path.exists() and not parallel.plan:
+        if self.mesh.is_first and self.resume_from is not None and path.exists() and not parallel.plan:
             plan = Plan.from_json(path.read_text())
             if (plan.num_ranks, plan.num_stages, plan.schedule, plan.num_microbatches) == (
                 parallel.pipeline_stages, parallel.num_stages, parallel.schedule, parallel.num_microbatches
@@ -148,9 +167,9 @@ class Trainer:
 
     def resume(self) -> None:
         """Take up the newest checkpoint, if there is one."""
-        if not self.checkpoints:
+        if self.resume_from is None:
             return
-        newest = self.checkpoints[-1]
+        newest = self.resume_from
         state = checkpoint.read_state(self.run_dir, newest)
         checkpoint.load(self.run_dir, newest, self._tensors(), mesh=self.mesh)
         self.step, self.skipped = state["step"], state["skipped_steps"]
@@ -166,11 +185,17 @@ class Trainer:
         tensors |= {f"retriever.{n}": t for n, t in self.towers.tensors_here().items()}
         return tensors | checkpoint.optimizer_tensors(self.optimizer.adamw, self.optimizer.names)
 
-    def save(self) -> None:
-        """Write a checkpoint of the current step."""
-        checkpoint.save(
-            self.run_dir, self.step, tensors=self._tensors(), mesh=self.mesh, keep=self.config.checkpoint.keep,
-            state={
+    def save(self, *, wait: bool) -> None:
+        """Begin to write a checkpoint of the current step; with ``wait``, it is there when this returns.
+
+        Raises:
+            OSError: with ``wait``, on every rank, if it could not be written.
+        """
+        started = time.perf_counter()
+        self.pipeline.check_ties()
+        self.saver.begin(
+            self.step, self._tensors(),
+            {
                 "index_version": self.memory.version,
                 "staleness": self.memory.staleness,
                 "skipped_steps": self.skipped,
@@ -178,14 +203,33 @@ class Trainer:
                 "data_fingerprint": self.dataset.fingerprint,
                 "store_edits": self.dataset.store.num_edits,
                 "config": dump(self.config),
+                "good": self.window.good,
+                "metrics": self.window.means(),
             },
         )  # fmt: skip
+        self.window.clear()
+        if wait:
+            self.saver.finish()
+            if self.saver.problem:
+                raise OSError(self.saver.problem)
+        self._save_s = time.perf_counter() - started
+
+    def _look_after_saving(self) -> None:
+        """Publish the checkpoint that is being written when it is done, and say what went wrong."""
+        self.saver.poll()
+        if self.saver.problem:
+            steps = checkpoint.list_steps(self.run_dir)
+            last = f"the last one is of step {steps[-1]}" if steps else "there is none yet"
+            self._say(
+                f"A CHECKPOINT COULD NOT BE WRITTEN ({self.saver.problem}); training goes on, {last}: make room "
+                f"at {self.run_dir} before it is interrupted"
+            )
+            self.saver.problem = None
 
     def run(self, interrupt: launch.Interrupt) -> int:
         """Train to the last step or an interruption; gives the exit status."""
         every, steps = self.config.checkpoint.every_n_steps, self.config.train.steps
         writer = MetricsWriter(self.run_dir, start_step=self.step) if self.mesh.is_first else None
-        saved = self.step
         live = LiveLine(self.console, title="training", start=self.step, steps=steps)
         with live, contextlib.closing(writer) if writer else contextlib.nullcontext():
             while self.step < steps:
@@ -194,15 +238,14 @@ class Trainer:
                 if writer is not None:
                     writer.write(record)
                     live.update(record)
+                self._look_after_saving()
                 stop = any(self.mesh.gather(interrupt.asked)) if self.step < steps else False
                 if stop or self.step == steps or (every and self.step % every == 0):
                     if writer is not None:
                         writer.sync()
-                    self.pipeline.check_ties()
-                    self.save()
-                    saved = self.step
+                    self.save(wait=stop or self.step == steps)
                 if stop:
-                    self._say(f"interrupted; step {saved} is safe, run the same command to go on")
+                    self._say(f"interrupted; step {self.step} is safe, run the same command to go on")
                     return launch.EXIT_INTERRUPTED
         self._say_end()
         self._draw_timeline()
@@ -226,10 +269,11 @@ class Trainer:
         computed = time.perf_counter()
         norm, rates, taken = self.optimizer.step(step)
         self.skipped += not taken
+        waited, self._save_s = self._save_s, 0.0
         self.step += 1
         self.trained += 1
         done = time.perf_counter()
-        return {
+        record = {
             "step": self.step,
             "loss": outcome.loss,
             "losses": outcome.losses,
@@ -248,12 +292,15 @@ class Trainer:
                 "fetch": fetched - refreshed - prepared.retrieve_s,
                 "forward_backward": computed - fetched,
                 "update": done - computed,
+                "checkpoint": waited,
             },
             "peak_memory_bytes": self.mesh.gather(peak_memory_bytes()),
             "data_digest": self.joint.data_digest(prepared),
             "retrieved_digest": self.joint.retrieved_digest(prepared),
             "skipped_steps": self.skipped,
         }
+        self.window.add(record, taken=taken)
+        return record
 
     def _refresh(self, step: int) -> None:
         every, since = self.config.index.refresh_every_n_steps, step - self.config.train.retriever_steps
@@ -262,9 +309,17 @@ class Trainer:
             return
         if self.memory.version is not None and not self.joint.trains_retriever(step):
             return  # nothing has moved since
-        named = {checkpoint.read_state(self.run_dir, s)["index_version"] for s in checkpoint.list_steps(self.run_dir)}
+        named = self._named_versions() if self.mesh.is_first else set()
         probe = self.joint.probe(step)
         self.memory.refresh(self.towers, step=step, probe_BE=probe, k=self.config.retriever.k, named=named - {None})
+
+    def _named_versions(self) -> set[int | None]:
+        """Index versions that checkpoints name, the one being written as well."""
+        states = [self.saver.pending_state or {"index_version": None}]
+        for step in checkpoint.list_steps(self.run_dir):
+            with contextlib.suppress(checkpoint.DamagedCheckpointError):
+                states.append(checkpoint.read_state(self.run_dir, step))
+        return {state["index_version"] for state in states}
 
     def _draw_timeline(self) -> None:
         """The last step as the plan expected it and as it was, beside the plan."""
@@ -366,6 +421,12 @@ def main(argv: Sequence[str]) -> int:
             status = trainer.run(interrupt)
         except LostRankError as error:
             print(f"rank {trainer.mesh.rank} stops: {error}", file=sys.stderr)
+            return launch.EXIT_FAILED
+        except OSError as error:
+            if first:
+                kept = checkpoint.list_steps(config.run_dir)
+                there = f"the last checkpoint is of step {kept[-1]}" if kept else "there is no checkpoint"
+                print(f"{config.run_dir} could not be written: {error}; {there}", file=sys.stderr)
             return launch.EXIT_FAILED
     launch.leave()
     return status

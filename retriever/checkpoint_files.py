@@ -1,0 +1,157 @@
+"""What a checkpoint is on disk: safetensors of every rank, and a ``state.json`` that seals them.
+
+The tensors are written and read by ``torch.distributed.checkpoint`` in its safetensors storage, so that nothing
+in a checkpoint is a pickle: its own ``.metadata`` file, which is one, does not exist here, and reading a
+checkpoint that somebody else made runs none of their code. ``state.json`` comes last and names every file with
+its size and SHA-256, and itself by the checksum of its contents: a checkpoint that is cut short, has a
+flipped bit or holds a foreign file is found before a tensor is read, and named. The price is one more
+pass over the files on loading.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
+
+STATE = "state.json"
+FORMAT = 2
+SUFFIX = ".safetensors"
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint whose files are not those that were written."""
+
+
+def write_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], *, rank: int, group: Any, no_dist: bool
+) -> dict[str, Any]:
+    """Write this rank's tensors, durably; with several ranks all of ``group`` call it.
+
+    Args:
+        tensors: contiguous, by global name; what several ranks give under one name is written once.
+        rank: of this process in ``group``.
+
+    Returns:
+        size and checksum of each file that this rank wrote, by name.
+
+    Raises:
+        OSError: on every rank, if a rank could not write.
+    """
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    with _one_process_is_wanted():
+        try:
+            dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=no_dist)
+        except CheckpointException as error:
+            causes = "; ".join(sorted({str(cause) for cause, _ in error.failures.values()}))
+            raise OSError(causes) from error
+    mine = sorted(folder.glob(f"shard-{rank + 1:05d}-*{SUFFIX}"))
+    return {path.name: {"size": path.stat().st_size, "sha256": sha256(path)} for path in mine}
+
+
+def seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+    """Write ``state.json``, which makes the folder a checkpoint, and make all of it durable."""
+    document = {"format": FORMAT, **state, "files": dict(files)}
+    document["checksum"] = _checksum(document)
+    with (folder / STATE).open("w", encoding="utf-8") as file:
+        json.dump(document, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """``state.json`` of a checkpoint.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        DamagedCheckpointError: it is not what was written.
+    """
+    path = folder / STATE
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        checksum, right = document["checksum"], _checksum(document)
+        found = document["format"]
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"no checkpoint at {folder}; expected a folder such as RUN/checkpoints/step-900"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedCheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+    if found != FORMAT:
+        raise DamagedCheckpointError(f"{path} has format {found}, this version reads {FORMAT}")
+    if checksum != right:
+        raise DamagedCheckpointError(f"{path} is damaged: its contents do not have the checksum in it")
+    return document
+
+
+def verify(folder: Path, *, rank: int = 0, num_ranks: int = 1) -> None:
+    """Read a checkpoint's files and compare their checksums; each rank takes every ``num_ranks``-th one.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        DamagedCheckpointError: names the file that is missing, foreign, cut short or changed.
+    """
+    files = read_state(folder)["files"]
+    there = {path.name for path in folder.glob(f"*{SUFFIX}")}
+    for name in sorted(there - set(files)):
+        raise DamagedCheckpointError(f"{folder / name} is not a file of this checkpoint; remove it")
+    for name in sorted(files)[rank::num_ranks]:
+        path, right = folder / name, files[name]
+        if name not in there:
+            raise DamagedCheckpointError(f"{path} is missing")
+        if path.stat().st_size != right["size"]:
+            raise DamagedCheckpointError(f"{path} has {path.stat().st_size} bytes, {right['size']} were written")
+        if sha256(path) != right["sha256"]:
+            raise DamagedCheckpointError(f"{path} has changed since it was written (its checksum differs)")
+
+
+def load_tensors(tensors: Mapping[str, Tensor], folder: Path, *, no_dist: bool) -> None:
+    """Fill tensors in place from a checkpoint that any layout wrote; `verify` it first.
+
+    Raises:
+        ValueError: if one is missing in the checkpoint or has another shape there; names the checkpoint.
+    """
+    with _one_process_is_wanted():
+        try:
+            dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=no_dist)
+        except CheckpointException as error:
+            causes = "; ".join(sorted({str(cause) for cause, _ in error.failures.values()}))
+            raise ValueError(f"the checkpoint {folder} does not fit this configuration: {causes}") from error
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _checksum(document: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in document.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def _one_process_is_wanted() -> Iterator[None]:
+    """Keep torch from warning that a checkpoint is read or written without torch.distributed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

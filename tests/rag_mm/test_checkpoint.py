@@ -1,0 +1,205 @@
+"""Checkpoints: written beside the steps, sealed, read at any layout, and refused when damaged."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rag_mm import checkpoint
+from rag_mm.config import CheckpointConfig
+from rag_mm.mesh import Mesh
+from retriever import checkpoint_files
+from retriever.checkpoint_files import DamagedCheckpointError
+from tests.distributed import run_on_ranks
+
+
+def alone() -> Mesh:
+    return Mesh(num_stages=1, num_replicas=1)
+
+
+def tensors(seed: int = 0) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        "reader.a.weight": torch.randn(5, 3, generator=draw),
+        "reader.b.weight": torch.randn(2, 2, generator=draw, dtype=torch.float64),
+        "optimizer.reader.a.weight.step": torch.tensor(7.0),
+        "retriever.table": torch.randn(4, generator=draw).half(),
+    }
+
+
+def blank() -> dict[str, Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
+
+
+def written(folder: Path, steps: tuple[int, ...] = (3, 6)) -> Path:
+    for step in steps:
+        checkpoint.save(folder, step, tensors=tensors(step), state={"index_version": step}, mesh=alone(), keep=5)
+    return folder
+
+
+def test_what_is_written_is_read(tmp_path: Path):
+    written(tmp_path)
+    for step in (3, 6):
+        found = blank()
+        checkpoint.load(tmp_path, step, found)
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors(step).items())
+        assert checkpoint.read_state(tmp_path, step)["index_version"] == step
+    assert checkpoint.newest_usable(tmp_path) == (6, [])
+
+
+def test_nothing_in_it_is_a_pickle(tmp_path: Path):
+    folder = checkpoint.checkpoint_dir(written(tmp_path), 6)
+    assert {path.suffix for path in folder.iterdir()} == {".safetensors", ".json"}
+
+    class Attack:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "code ran",))
+
+    for name in (".metadata", "__0_0.distcp"):  # where torch's own storage keeps its pickles
+        (folder / name).write_bytes(pickle.dumps(Attack()))
+    checkpoint.load(tmp_path, 6, blank())
+    assert not (tmp_path / "code ran").exists()
+
+
+def shard(run: Path, step: int) -> Path:
+    (path,) = checkpoint.checkpoint_dir(run, step).glob("*.safetensors")
+    return path
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "truncated": lambda p: p.write_bytes(p.read_bytes()[:-1]),
+    "flipped bit in the data": lambda p: flip(p, -3),
+    "flipped bit in the header": lambda p: flip(p, 20),
+    "missing": lambda p: p.unlink(),
+    "foreign": lambda p: p.with_name("shard-00009-model-00001-of-00001.safetensors").write_bytes(p.read_bytes()),
+    "state.json changed": lambda p: p.with_name("state.json").write_text(
+        p.with_name("state.json").read_text().replace('"index_version": 6', '"index_version": 7')
+    ),
+    "state.json cut": lambda p: p.with_name("state.json").write_text(p.with_name("state.json").read_text()[:-9]),
+    "state.json not UTF-8": lambda p: p.with_name("state.json").write_bytes(b"\xff\xfe{}"),
+    "state.json of another kind": lambda p: p.with_name("state.json").write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damage: str):
+    DAMAGES[damage](shard(written(tmp_path), 6))
+    with pytest.raises(DamagedCheckpointError, match="step-6"):
+        checkpoint.load(tmp_path, 6, blank())
+    step, said = checkpoint.newest_usable(tmp_path)
+    assert step == 3
+    assert "STEP 6 IS NOT USED" in said[0] and "going back to the checkpoint of step 3" in said[1]
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path: Path):
+    flip(shard(written(tmp_path, (3,)), 3), -1)
+    with pytest.raises(DamagedCheckpointError, match=r"no checkpoint of .* is usable.*restore one"):
+        checkpoint.newest_usable(tmp_path)
+
+
+def test_steps_go_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    may_write, write = threading.Event(), checkpoint_files.write_tensors
+
+    def held_back(*arguments: Any, **options: Any) -> Any:
+        may_write.wait()
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint_files, "write_tensors", held_back)
+    saver, state = checkpoint.Saver(tmp_path, alone(), CheckpointConfig()), tensors(1)
+    saver.begin(4, state, {"index_version": 2})
+    assert saver.poll() and checkpoint.list_steps(tmp_path) == [] and saver.pending_state["index_version"] == 2
+    for tensor in state.values():  # the next step, before anything is on disk
+        tensor.add_(1)
+    may_write.set()
+    saver.finish()
+    assert not saver.poll() and checkpoint.list_steps(tmp_path) == [4] and saver.problem is None
+    found = blank()
+    checkpoint.load(tmp_path, 4, found)
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors(1).items())
+    saver.close()
+
+
+def test_one_that_cannot_be_written_is_said_and_harms_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    saver = checkpoint.Saver(written(tmp_path), alone(), CheckpointConfig())
+
+    def full(*arguments: Any, **options: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint_files, "write_tensors", full)
+    saver.begin(9, tensors(9), {})
+    saver.finish()
+    assert saver.problem is not None and "No space left" in saver.problem
+    assert checkpoint.list_steps(tmp_path) == [3, 6]
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.startswith(".")] == []
+    monkeypatch.undo()
+    saver.begin(12, tensors(12), {})
+    saver.finish()
+    assert saver.problem is None and checkpoint.newest_usable(tmp_path)[0] == 12
+    saver.close()
+
+
+def test_weights_that_are_not_finite_do_not_rotate_good_ones_away(tmp_path: Path):
+    saver = checkpoint.Saver(written(tmp_path), alone(), CheckpointConfig(keep=2))
+    bad = tensors() | {"reader.a.weight": torch.full((5, 3), float("nan"))}
+    for step in (9, 12, 15):
+        saver.begin(step, bad, {"good": True})
+    saver.finish()
+    saver.close()
+    assert checkpoint.list_steps(tmp_path) == [3, 6, 15]
+
+
+def test_the_best_by_a_metric_stays(tmp_path: Path):
+    saver = checkpoint.Saver(tmp_path, alone(), CheckpointConfig(keep=1, best_by="loss"))
+    for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5)):
+        saver.begin(step, tensors(), {"metrics": {"loss": loss}})
+    saver.finish()
+    saver.close()
+    assert checkpoint.list_steps(tmp_path) == [2, 4]
+
+
+def save_part(folder: str) -> None:
+    """Each of two ranks holds one tensor alone and one in common."""
+    mesh = Mesh(num_stages=2, num_replicas=1)
+    mine = {f"reader.{mesh.rank}": torch.full((3,), float(mesh.rank)), "retriever.table": torch.arange(4.0)}
+    saver = checkpoint.Saver(folder, mesh, CheckpointConfig(), timeout_s=60)
+    saver.begin(5, mine, {"index_version": None})
+    while saver.poll():
+        pass
+    saver.close()
+
+
+def load_on_ranks(folder: str) -> str:
+    mesh = Mesh(num_stages=2, num_replicas=1)
+    found = {"retriever.table": torch.zeros(4), "reader.0": torch.zeros(3)}
+    try:
+        checkpoint.load(folder, 5, found, mesh=mesh)
+    except DamagedCheckpointError as error:
+        return str(error)
+    return str(found["retriever.table"].tolist())
+
+
+def test_ranks_write_together_and_any_layout_reads(tmp_path: Path):
+    run_on_ranks(save_part, 2, str(tmp_path))
+    found = {"reader.0": torch.ones(3), "reader.1": torch.ones(3), "retriever.table": torch.zeros(4)}
+    checkpoint.load(tmp_path, 5, found)
+    assert found["reader.0"].tolist() == [0.0] * 3 and found["reader.1"].tolist() == [1.0] * 3
+    assert found["retriever.table"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    files = json.loads((checkpoint.checkpoint_dir(tmp_path, 5) / "state.json").read_text())["files"]
+    assert len(files) == 2
+    assert run_on_ranks(load_on_ranks, 2, str(tmp_path)) == ["[0.0, 1.0, 2.0, 3.0]"] * 2
+    flip(sorted(checkpoint.checkpoint_dir(tmp_path, 5).glob("*.safetensors"))[1], -1)
+    for message in run_on_ranks(load_on_ranks, 2, str(tmp_path)):  # found by one of them, said by both
+        assert "has changed since it was written" in message
