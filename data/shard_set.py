@@ -118,6 +118,19 @@ class ShardSet:
             for (shard, row), found, problem in zip(places, contents, problems, strict=True)
         ]
 
+    def will_need(self, positions: range) -> None:
+        """Ask the system to read ahead what lies at consecutive positions; see `RandomReads.will_need`."""
+        position = positions.start
+        while position < positions.stop:
+            shard, row = self._place(position)
+            rows = min(positions.stop - position, self.shard_sizes[shard] - row)
+            index = self.indices[shard]
+            members = slice(int(index.member_ends[row - 1]) if row else 0, int(index.member_ends[row + rows - 1]))
+            offsets, sizes = index.offsets[members], index.sizes[members]
+            if len(offsets):
+                self.reads.will_need(shard, int(offsets.min()), int((offsets + sizes).max()))
+            position += rows
+
     def close(self) -> None:
         """Close all files; the next read opens them again."""
         self.reads.close()
