@@ -71,7 +71,7 @@ def llama_program(
     body, prefix = (model.model, "model.") if has_head else (model, "")
     refuse_subclass(body, next(base for base in BODIES if isinstance(body, base)))
     config, embed = body.config, body.embed_tokens
-    windows = _windows(config, len(body.layers))
+    windows = windows_of(config, len(body.layers))
     masks = {window: "mask" if window is None else "sliding_mask" for window in windows}
     if not padding and attention_of(config) == "sdpa":
         masks.pop(None, None)  # the kernel makes it
@@ -145,7 +145,7 @@ def gpt2_program(
     return _finish(model, blocks, has_head=has_head, padding=padding, axes={}, with_loss=with_loss, sample_id=sample_id)
 
 
-def _windows(config: Any, num_layers: int) -> list[int | None]:
+def windows_of(config: Any, num_layers: int) -> list[int | None]:
     """Sliding window of each layer (None: sees everything before it)."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)

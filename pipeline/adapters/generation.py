@@ -36,6 +36,15 @@ def causal_inputs(prompt_mask_BP: Tensor) -> NextInputs:
     return next_inputs
 
 
+def answer_inputs(tokens_RT: Tensor, past: int) -> dict[str, Tensor]:
+    """Inputs of a program with documents in front (`prepend_program`), built with ``answer_padding=True``.
+
+    The prompt that `generate` is given is the answer's beginning, at least one token: documents and question are in the
+    batch.
+    """
+    return {"answer_in": tokens_RT[:, past:], "answer_mask": torch.ones_like(tokens_RT)}
+
+
 def decoder_inputs(tokens_RT: Tensor, past: int) -> dict[str, Tensor]:
     """Inputs of T5's decoder built with ``decoder_padding=True``."""
     return {"decoder_input_ids": tokens_RT[:, past:], "decoder_attention_mask": torch.ones_like(tokens_RT)}

@@ -28,7 +28,7 @@ def _no_mask(**_: Any) -> None:
     return None
 
 
-class _Mask(nn.Module):
+class AttentionMask(nn.Module):
     """Base: calls the mask function that belongs to the model's attention implementation."""
 
     def __init__(self, config: Any, like: nn.Module) -> None:
@@ -37,7 +37,8 @@ class _Mask(nn.Module):
         # In a tuple, so that it is not registered: only the floating-point type of its weights is asked for.
         self._like = (like,)
 
-    def _make(self, ids_BQ: Tensor, mask_BK: Tensor | None, function: Any) -> Tensor:
+    def _make(self, ids_BQ: Tensor, mask_BK: Tensor | None, function: Any, *, hide_padding: bool = True) -> Tensor:
+        """``hide_padding``: hide what ``mask_BK`` says; otherwise ``function`` has done it."""
         name = attention_of(self.config)
         num_rows, num_queries = ids_BQ.shape[:2]
         num_keys = num_queries if mask_BK is None else mask_BK.shape[1]
@@ -49,7 +50,7 @@ class _Mask(nn.Module):
             q_offset=num_keys - num_queries,
             kv_offset=0,
             mask_function=function,
-            attention_mask=None if mask_BK is None else mask_BK.to(ids_BQ.device, torch.bool),
+            attention_mask=None if mask_BK is None or not hide_padding else mask_BK.to(ids_BQ.device, torch.bool),
             allow_is_causal_skip=False,
             allow_is_bidirectional_skip=False,
             dtype=next(self._like[0].parameters()).dtype,
@@ -65,7 +66,7 @@ class _Mask(nn.Module):
         return mask
 
 
-class BidirectionalMask(_Mask):
+class BidirectionalMask(AttentionMask):
     """Which keys each query sees where only padding is hidden."""
 
     def forward(self, ids_BQ: Tensor, mask_BK: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ class BidirectionalMask(_Mask):
         return one_B11K.expand(-1, -1, ids_BQ.shape[1], -1)
 
 
-class CausalMask(_Mask):
+class CausalMask(AttentionMask):
     """Which keys each query sees: itself and earlier ones, no padding, at most ``window`` back.
 
     Without a mask input the result is (1, 1, Q, Q), the same for every sample. With a mask longer than

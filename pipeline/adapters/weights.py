@@ -17,15 +17,19 @@ from pipeline.program import BlockProgram, nearest
 Names = dict[str, tuple[str, ...]]
 
 
-def original_names(program: BlockProgram, model: nn.Module) -> Names:
+def original_names(program: BlockProgram, model: nn.Module, *, strict: bool = True) -> Names:
     """The model's ``state_dict`` names of each parameter and stored buffer of a program.
+
+    Args:
+        strict: refuse a parameter that the model does not hold, as a projection or a loss of its own may; otherwise it
+            is left out.
 
     Returns:
         Global name -> the model's names, the first as in the model's own files, the others ties
         (a head and its embedding).
 
     Raises:
-        ValueError: if the program holds a parameter that the model does not, as a loss of its own may.
+        ValueError: if the program holds a parameter that the model does not.
     """
     theirs: dict[int, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -35,10 +39,10 @@ def original_names(program: BlockProgram, model: nn.Module) -> Names:
     for name, tensor in {**program.named_parameters_global(), **program.named_buffers_global()}.items():
         if id(tensor) in theirs:
             names[name] = tuple(theirs[id(tensor)])
-        elif isinstance(tensor, nn.Parameter) or id(tensor) in stored:
+        elif strict and (isinstance(tensor, nn.Parameter) or id(tensor) in stored):
             raise ValueError(
                 f"the program's {name!r} is no tensor of this {type(model).__name__}; give the model that the program "
-                "was made of, before freeing other stages"
+                "was made of, before freeing other stages (or strict=False, to leave out what is not the model's)"
             )
     return names
 

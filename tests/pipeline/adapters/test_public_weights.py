@@ -12,7 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoTokenizer, BertModel
 
-from pipeline.adapters import load_original, original_names, program_of
+from pipeline import Pipeline, Plan
+from pipeline.adapters import answer_inputs, load_original, original_names, program_of
+from pipeline.adapters.prepend import prepend_program
+from pipeline.generate import generate
 from tests.pipeline.adapters.models import in_stages
 
 SENTENCES = [
@@ -79,3 +82,51 @@ def test_smollm2_in_stages_gives_the_model_s_logits(smollm2: Any) -> None:
             for recomputed in ((), tables):
                 found = in_stages(program, batch, cuts, recomputed=recomputed)["logits"]
                 torch.testing.assert_close(found[seen.bool()], right[seen.bool()], rtol=0, atol=1e-4)
+
+
+# Documents "The capital of France is Paris." twice, the second with the wrong city's place left out; the question is
+# PROMPTS[0] without its last word, with which the answer begins.
+FACTS = ([504, 3575, 282, 4649, 314, PARIS, 30], [504, 3575, 282, 4649])
+
+
+def facts() -> dict[str, Tensor]:
+    """Two samples of two documents each, padded on the right, and questions padded on the left."""
+    *question, start = PROMPTS[0]
+    documents = [*FACTS, *FACTS[::-1]]
+    return {
+        "document": torch.tensor([row + [0] * (8 - len(row)) for row in documents]),
+        "document_mask": torch.tensor([[1] * len(row) + [0] * (8 - len(row)) for row in documents]),
+        "question": torch.tensor([[0, *question]] * 2),
+        "question_mask": torch.tensor([[0] + [1] * len(question)] * 2),
+        "answer_in": torch.tensor([[start]] * 2),
+    }
+
+
+def rows_by_hand() -> list[Tensor]:
+    return [torch.tensor([[*first, *second, *PROMPTS[0]]]) for first, second in (FACTS, FACTS[::-1])]
+
+
+def test_smollm2_reads_documents_in_stages_as_the_model_reads_the_row(smollm2: Any) -> None:
+    program, given = prepend_program(smollm2), facts()
+    with torch.no_grad():
+        right = torch.cat([smollm2(input_ids=row).logits[:, -1:] for row in rows_by_hand()])
+        assert right[:, -1].argmax(-1).tolist() == [PARIS, PARIS]
+        for cuts in cuts_of(program):
+            found = in_stages(program, given, cuts)["logits"]
+            torch.testing.assert_close(found, right, rtol=0, atol=1e-4)
+
+
+def test_smollm2_answers_from_documents_with_caches(smollm2: Any) -> None:
+    program, given = prepend_program(smollm2, answer_padding=True), facts()
+    right = torch.cat(
+        [
+            smollm2.generate(input_ids=row, attention_mask=torch.ones_like(row), max_new_tokens=4, do_sample=False)[
+                :, row.shape[1] :
+            ]
+            for row in rows_by_hand()
+        ]
+    )
+    pipeline = Pipeline(program, Plan.from_cuts(program, []))
+    start = given.pop("answer_in")
+    found = generate(pipeline, given, prompt=start, next_inputs=answer_inputs, end=-1, max_tokens=4)
+    assert torch.equal(found.tokens, right) and int(right[0, 0]) == PARIS
