@@ -15,7 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from data import images
 from data.bad_data import BadData
@@ -59,6 +59,13 @@ class _Part:
         return self.samples.read([position])[0]
 
 
+class _Read(NamedTuple, Generic[Item]):
+    item: Item
+    problem: str | None
+    key: str
+    shard: Path
+
+
 class SplitView(Generic[Item]):
     """A sequence of samples of one split.
 
@@ -73,13 +80,16 @@ class SplitView(Generic[Item]):
         self._part = part
         self._positions = positions
         self._item_type: type[Item] = item_type
-        self._get: Callable[[int], Item] = functools.lru_cache(maxsize=16384)(self._read)
+        self._get: Callable[[int], _Read[Item]] = functools.lru_cache(maxsize=16384)(self._read)
 
     def __len__(self) -> int:
         return len(self._positions)
 
     def __getitem__(self, i: int) -> Item:
-        return self._get(range(len(self))[i])
+        i = range(len(self))[i]
+        read = self._get(i)
+        self.bad.record(i, read.problem, key=read.key, shard=read.shard)
+        return read.item
 
     def __iter__(self) -> Iterator[Item]:
         return (self[i] for i in range(len(self)))
@@ -93,11 +103,10 @@ class SplitView(Generic[Item]):
         """Broken samples met in this epoch, by reason."""
         return self.bad.reasons
 
-    def _read(self, i: int) -> Item:
+    def _read(self, i: int) -> _Read[Item]:
         raw = self._part.read(self._positions[i])
         item, problem = self._parse(raw)
-        self.bad.record(i, problem, key=raw.key, shard=raw.shard)
-        return self._broken(raw.key) if item is None else item
+        return _Read(self._broken(raw.key) if item is None else item, problem, raw.key, raw.shard)
 
     def _parse(self, raw: RawSample) -> tuple[Item | None, str | None]:
         """The sample, or None and why it is broken."""

@@ -92,7 +92,7 @@ def test_broken_samples_keep_their_place_with_weight_0_and_are_counted(tmp_path:
         assert [sample.weight for sample in train] == [1, 0, 0, 0, 0, 1]
     assert [sample.id for sample in train] == ["s0", "s1", "s2", "s3", "s4", "s5"]
     assert train.bad_samples == {
-        "undecodable image": 1,
+        "not an image": 1,
         "json: malformed": 1,
         "malformed json: ValueError": 1,
     }
