@@ -170,10 +170,10 @@ class Saver:
             self._publish(self._pending)
         return self._pending is not None
 
-    def finish(self) -> None:
-        """Wait for the checkpoint that is being written, and publish it."""
+    def finish(self, *, limit_s: float | None = None) -> None:
+        """Wait for the checkpoint that is being written, at most ``limit_s`` seconds, and publish it."""
         if self._pending is not None:
-            self._publish(self._pending)
+            self._publish(self._pending, limit_s=limit_s)
 
     def close(self) -> None:
         """End the thread; what it writes is finished first, but not published."""
@@ -189,9 +189,11 @@ class Saver:
     def _temporary(self, step: int) -> Path:
         return checkpoint_dir(self.run_dir, step).with_name(f".step-{step}.tmp")
 
-    def _publish(self, pending: _Pending) -> None:
+    def _publish(self, pending: _Pending, *, limit_s: float | None = None) -> None:
         try:
-            result: tuple[str, dict[str, Any]] = ("", pending.written.result())
+            result: tuple[str, dict[str, Any]] = ("", pending.written.result(timeout=limit_s))
+        except TimeoutError:  # an OSError without a text
+            result = (f"rank {self.mesh.rank} had not written its part after {limit_s:g} s", {})
         except (OSError, RuntimeError) as error:
             result = (f"{error}", {})
         results = self.mesh.gather(result)

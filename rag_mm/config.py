@@ -38,6 +38,10 @@ class TrainConfig:
         rename: share of facts consistently renamed in each step, so that the reader learns to read; the rest
             keep it used to what real facts look like (a nationality resembles its country's name).
         augment: strength of colour and shape changes of pictures (0: none).
+        spike_sigma: a step whose loss or gradient norm is this many standard deviations above the mean of the last
+            ``spike_window`` steps is not taken; 0: only what is not finite is not taken.
+        spike_window: steps that mean and deviation are of.
+        max_bad_steps: training stops after this many steps in a row that were not taken.
         seed: of everything random.
         threads: compute threads of each process.
     """
@@ -58,6 +62,9 @@ class TrainConfig:
     clip_norm: float = 1.0
     rename: float = 0.9
     augment: float = 1.0
+    spike_sigma: float = 0.0
+    spike_window: int = 128
+    max_bad_steps: int = 20
     seed: int = 0
     threads: int = 1
 
@@ -67,13 +74,17 @@ class TrainConfig:
                 raise ValueError(f"train.{name} is {getattr(self, name)}; it must be at least 1")
         for name in (
             "pair_batch_size", "learning_rate", "retriever_learning_rate", "joint_retriever_scale",
-            "warmup_steps", "weight_decay", "augment", "seed",
+            "warmup_steps", "weight_decay", "augment", "seed", "spike_sigma",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"train.{name} is {getattr(self, name)}; it must be 0 or more")
         for name in ("rename", "distill_share", "retriever_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"train.{name} is {getattr(self, name)}; it must be between 0 and 1")
+        if self.max_bad_steps < 1:
+            raise ValueError(f"train.max_bad_steps is {self.max_bad_steps}; it must be at least 1")
+        if self.spike_window < 2:
+            raise ValueError(f"train.spike_window is {self.spike_window}; it must be at least 2")
         if self.clip_norm <= 0:
             raise ValueError(f"train.clip_norm is {self.clip_norm}; it must be above 0")
 
@@ -98,18 +109,22 @@ class CheckpointConfig:
         keep: newest good checkpoints kept (good: losses and weights were finite); the newest of all is kept as well.
         keep_every_n_steps: good checkpoints at multiples of this are kept for good; 0: none.
         best_by: the good checkpoint with the best mean of this metric since the one before is kept too.
+        limit_s: longest wait for the checkpoint of an interrupted run (seconds); less than the notice one is given.
     """
 
     every_n_steps: int = 100
     keep: int = 2
     keep_every_n_steps: int = 0
     best_by: Literal["", "loss", "hit_at_k", "token_accuracy"] = ""
+    limit_s: float = 90.0
 
     def __post_init__(self) -> None:
         if self.every_n_steps < 0:
             raise ValueError(f"checkpoint.every_n_steps is {self.every_n_steps}; it must be 0 or more")
         if self.keep < 1:
             raise ValueError(f"checkpoint.keep is {self.keep}; it must be at least 1")
+        if self.limit_s <= 0:
+            raise ValueError(f"checkpoint.limit_s is {self.limit_s}; it must be above 0")
         if self.keep_every_n_steps < 0:
             raise ValueError(f"checkpoint.keep_every_n_steps is {self.keep_every_n_steps}; it must be 0 or more")
 

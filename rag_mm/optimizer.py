@@ -16,7 +16,7 @@ from pipeline import Pipeline
 from rag_mm.config import TrainConfig
 from rag_mm.mesh import Mesh
 from rag_mm.towers import Towers
-from rag_mm.vision_once import VisionOnce
+from rag_mm.vision_choice import Vision
 
 DECAY_SHARE = 0.4
 
@@ -33,14 +33,14 @@ def rates(config: TrainConfig, step: int) -> tuple[float, float]:
 
 
 class Optimizer:
-    """Clips, steps, and says when a step must be skipped; the same decision on every rank.
+    """Clips and steps, alike on every rank.
 
     Attributes:
         names: parameters that this rank updates, by global name.
     """
 
     def __init__(
-        self, config: TrainConfig, towers: Towers, pipeline: Pipeline, vision: VisionOnce | None, mesh: Mesh
+        self, config: TrainConfig, towers: Towers, pipeline: Pipeline, vision: Vision | None, mesh: Mesh
     ) -> None:
         self.config, self.mesh = config, mesh
         hoisted = {} if vision is None else {f"reader.{n}": p for n, p in vision.parameters.items() if p.requires_grad}
@@ -63,27 +63,23 @@ class Optimizer:
     def zero_grad(self) -> None:
         self.adamw.zero_grad(set_to_none=True)
 
-    def step(self, step: int) -> tuple[float, tuple[float, float], bool]:
-        """Clip by the global norm and update, unless the norm is not finite.
-
-        Returns:
-            the global norm before clipping, the rates of reader and retriever, and whether the step was taken.
-        """
+    def norm(self) -> float:
+        """Global norm of the gradients, before clipping; the same on every rank (a collective)."""
         square = self._square(self._owned)
         self.mesh.sum([square], group=self.mesh.pipeline)
         square += self._square(self._everywhere)
-        norm = square.sqrt().item()
+        return square.sqrt().item()
+
+    def step(self, step: int, *, norm: float) -> None:
+        """Clip by the global ``norm`` and update, with the rates of step ``step``."""
         reader_rate, retriever_rate = rates(self.config, step)
-        taken = norm < float("inf")  # False for NaN as well
-        if taken:
-            scale = min(1.0, self.config.clip_norm / (norm + 1e-12))
-            for parameter in self.names.values():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(scale)
-            for group in self.adamw.param_groups:
-                group["lr"] = reader_rate if group["part"] == "reader" else retriever_rate
-            self.adamw.step()
-        return norm, (reader_rate, retriever_rate), taken
+        scale = min(1.0, self.config.clip_norm / (norm + 1e-12))
+        for parameter in self.names.values():
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale)
+        for group in self.adamw.param_groups:
+            group["lr"] = reader_rate if group["part"] == "reader" else retriever_rate
+        self.adamw.step()
 
     def _square(self, names: Collection[str]) -> torch.Tensor:
         """Sum of squares of the gradients of some parameters of this rank."""

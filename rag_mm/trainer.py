@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch.distributed as dist
 import yaml
 from rich.console import Console
 
+from data.ahead import WorkerError
 from data.command_line import dump, fail, parse
 from data.dataset import Dataset
 from pipeline import Pipeline, Plan
@@ -27,20 +29,23 @@ from pipeline.forecast import forecast
 from pipeline.roll_call import LostRankError, RollCall
 from pipeline.timeline import write_timeline
 from rag_mm import checkpoint, launch
+from rag_mm.bad_steps import FILE as BAD_STEPS
+from rag_mm.bad_steps import BadSteps, BadStepsFile
 from rag_mm.config import Config
 from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
 from rag_mm.metrics import LiveLine, MetricsWriter, Window, peak_memory_bytes
 from rag_mm.model import build_model
-from rag_mm.optimizer import Optimizer
+from rag_mm.optimizer import Optimizer, rates
 from rag_mm.planning import kept_plan, make_towers_plan, plan_reader
 from rag_mm.proof import ProofError, prove
-from rag_mm.step import JointStep
+from rag_mm.role import Role
+from rag_mm.step import BatchMismatchError, JointStep
 from rag_mm.towers import DealtTowers, PipedTowers, Towers
 
 # What may differ between the parts of one run without changing its numbers.
 CHANGEABLE = (
-    "data.dir", "index.dir", "index.checkpoint", "index.batch_size", "index.keep_versions", "reader.vision",
+    "data.dir", "data.workers", "index.dir", "index.checkpoint", "index.batch_size", "index.keep_versions", "reader.vision",
     "train.threads",
 )  # fmt: skip
 
@@ -75,6 +80,7 @@ class Trainer:
         )
         self.pipeline = self._make_pipeline()
         self._prove()
+        self.joint.take_role(Role.of(self.mesh, self.towers, self.pipeline, self.vision))
         self.pipeline.release_other_stages()
         self.towers.release()
         self.optimizer = Optimizer(config.train, self.towers, self.pipeline, self.vision, self.mesh)
@@ -84,7 +90,8 @@ class Trainer:
         self.window = Window()
         self.step = 0
         self.trained = 0  # steps of this process
-        self.skipped = 0
+        self.bad_steps = BadSteps(sigma=config.train.spike_sigma, window=config.train.spike_window)
+        self._bad_steps_file: BadStepsFile | None = None  # of the first rank, once the run goes on
         self._save_s = 0.0  # that the last step's end waited for a checkpoint
 
     def _newest_checkpoint(self) -> int | None:
@@ -172,7 +179,9 @@ class Trainer:
         newest = self.resume_from
         state = checkpoint.read_state(self.run_dir, newest)
         checkpoint.load(self.run_dir, newest, self._tensors(), mesh=self.mesh)
-        self.step, self.skipped = state["step"], state["skipped_steps"]
+        self.step = state["step"]
+        self.joint.streams.go_on(self.step, state["cursors"])
+        self.bad_steps.load(state["bad_steps"])
         if state["index_version"] is not None:
             self.memory.load(state["index_version"], staleness=state["staleness"])
         self._say(f"resumed from step {self.step} of {self.run_dir}")
@@ -185,11 +194,14 @@ class Trainer:
         tensors |= {f"retriever.{n}": t for n, t in self.towers.tensors_here().items()}
         return tensors | checkpoint.optimizer_tensors(self.optimizer.adamw, self.optimizer.names)
 
-    def save(self, *, wait: bool) -> None:
+    def save(self, *, wait: bool, limit_s: float | None = None) -> None:
         """Begin to write a checkpoint of the current step; with ``wait``, it is there when this returns.
 
+        Args:
+            limit_s: longest wait.
+
         Raises:
-            OSError: with ``wait``, on every rank, if it could not be written.
+            OSError: with ``wait``, on every rank, if it could not be written in that time.
         """
         started = time.perf_counter()
         self.pipeline.check_ties()
@@ -198,10 +210,11 @@ class Trainer:
             {
                 "index_version": self.memory.version,
                 "staleness": self.memory.staleness,
-                "skipped_steps": self.skipped,
+                "bad_steps": self.bad_steps.state(),
                 "plan_hash": self.pipeline.plan.hash,
                 "data_fingerprint": self.dataset.fingerprint,
                 "store_edits": self.dataset.store.num_edits,
+                "cursors": self.joint.streams.cursors(self.step),
                 "config": dump(self.config),
                 "good": self.window.good,
                 "metrics": self.window.means(),
@@ -209,7 +222,7 @@ class Trainer:
         )  # fmt: skip
         self.window.clear()
         if wait:
-            self.saver.finish()
+            self.saver.finish(limit_s=limit_s)
             if self.saver.problem:
                 raise OSError(self.saver.problem)
         self._save_s = time.perf_counter() - started
@@ -230,8 +243,10 @@ class Trainer:
         """Train to the last step or an interruption; gives the exit status."""
         every, steps = self.config.checkpoint.every_n_steps, self.config.train.steps
         writer = MetricsWriter(self.run_dir, start_step=self.step) if self.mesh.is_first else None
+        self._bad_steps_file = BadStepsFile(self.run_dir, start_step=self.step) if self.mesh.is_first else None
         live = LiveLine(self.console, title="training", start=self.step, steps=steps)
-        with live, contextlib.closing(writer) if writer else contextlib.nullcontext():
+        files = contextlib.closing(writer) if writer else contextlib.nullcontext()
+        with live, files, self.joint.reading_ahead(start=self.step):
             while self.step < steps:
                 with self.watched():
                     record = self.train_step()
@@ -239,11 +254,15 @@ class Trainer:
                     writer.write(record)
                     live.update(record)
                 self._look_after_saving()
+                if self.bad_steps.in_a_row >= self.config.train.max_bad_steps:
+                    self._say_too_many_bad_steps()
+                    return launch.EXIT_FAILED
                 stop = any(self.mesh.gather(interrupt.asked)) if self.step < steps else False
                 if stop or self.step == steps or (every and self.step % every == 0):
                     if writer is not None:
                         writer.sync()
-                    self.save(wait=stop or self.step == steps)
+                    limit_s = self.config.checkpoint.limit_s if stop else None
+                    self.save(wait=stop or self.step == steps, limit_s=limit_s)
                 if stop:
                     self._say(f"interrupted; step {self.step} is safe, run the same command to go on")
                     return launch.EXIT_INTERRUPTED
@@ -267,8 +286,13 @@ class Trainer:
         self.optimizer.zero_grad()
         outcome = self.joint.gradients(prepared, self.pipeline if reads else None, self.vision)
         computed = time.perf_counter()
-        norm, rates, taken = self.optimizer.step(step)
-        self.skipped += not taken
+        norm, (reader_rate, retriever_rate) = self.optimizer.norm(), rates(self.config.train, step)
+        bad = self.bad_steps.judge(outcome.losses, norm)
+        if bad is None:
+            self.optimizer.step(step, norm=norm)
+        elif self._bad_steps_file is not None:
+            ids = [sample.id for sample in prepared.samples]
+            self._bad_steps_file.write(step=step + 1, reason=bad, loss=outcome.loss, norm=norm, sample_ids=ids)
         waited, self._save_s = self._save_s, 0.0
         self.step += 1
         self.trained += 1
@@ -278,8 +302,8 @@ class Trainer:
             "loss": outcome.loss,
             "losses": outcome.losses,
             "grad_norm": norm,
-            "lr": rates[0] if reads else rates[1],
-            "lr_retriever": rates[1],
+            "lr": reader_rate if reads else retriever_rate,
+            "lr_retriever": retriever_rate,
             "samples_per_s": prepared.query_embedding.shape[0] / (done - started),
             "hit_at_k": self.joint.hit_at_k(prepared),
             "token_accuracy": outcome.accuracy,
@@ -297,9 +321,9 @@ class Trainer:
             "peak_memory_bytes": self.mesh.gather(peak_memory_bytes()),
             "data_digest": self.joint.data_digest(prepared),
             "retrieved_digest": self.joint.retrieved_digest(prepared),
-            "skipped_steps": self.skipped,
+            "skipped_steps": self.bad_steps.total,
         }
-        self.window.add(record, taken=taken)
+        self.window.add(record, taken=bad is None)
         return record
 
     def _refresh(self, step: int) -> None:
@@ -311,15 +335,15 @@ class Trainer:
             return  # nothing has moved since
         named = self._named_versions() if self.mesh.is_first else set()
         probe = self.joint.probe(step)
-        self.memory.refresh(self.towers, step=step, probe_BE=probe, k=self.config.retriever.k, named=named - {None})
+        self.memory.refresh(self.towers, step=step, probe_BE=probe, k=self.config.retriever.k, named=named)
 
-    def _named_versions(self) -> set[int | None]:
+    def _named_versions(self) -> set[int]:
         """Index versions that checkpoints name, the one being written as well."""
         states = [self.saver.pending_state or {"index_version": None}]
         for step in checkpoint.list_steps(self.run_dir):
             with contextlib.suppress(checkpoint.DamagedCheckpointError):
                 states.append(checkpoint.read_state(self.run_dir, step))
-        return {state["index_version"] for state in states}
+        return {state["index_version"] for state in states} - {None}
 
     def _draw_timeline(self) -> None:
         """The last step as the plan expected it and as it was, beside the plan."""
@@ -333,8 +357,21 @@ class Trainer:
             write_timeline(path, {**expected, "measured in the last step": measured}, num_ranks=plan.num_ranks)
             self._say(f"the last step, drawn: {path}")
 
+    def _say_too_many_bad_steps(self) -> None:
+        self.saver.finish()
+        steps = checkpoint.list_steps(self.run_dir)
+        last = f"the last checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint"
+        self._say(
+            f"training stops: {self.bad_steps.in_a_row} steps in a row were not taken (train.max_bad_steps); {last}. "
+            f"{self.run_dir / BAD_STEPS} names reasons and samples: look at those samples, lower train.learning_rate "
+            "or train.retriever_learning_rate in a new --run-dir, or raise train.spike_sigma"
+        )
+
     def _say_end(self) -> None:
-        for what, count in sorted(self.model.collator.truncated.items()):
+        truncated: Counter[str] = Counter()
+        for counts in self.mesh.gather(self.model.collator.truncated):
+            truncated |= counts  # ranks that read a part count the same of it
+        for what, count in sorted(truncated.items()):
             if count:
                 limit = {
                     "questions": "max_query_tokens",
@@ -345,8 +382,8 @@ class Trainer:
         for view in (self.joint.questions, self.joint.pairs):
             for reason, count in view.bad_samples.items():
                 self._say(f"{view.name}: {count} samples kept their place with weight 0 ({reason})")
-        if self.skipped:
-            self._say(f"{self.skipped} steps were skipped because a gradient was not finite")
+        if self.bad_steps.total:
+            self._say(f"{self.bad_steps.total} steps were not taken; {self.run_dir / BAD_STEPS} says why")
 
 
 def check_same_run(config: Config, dataset: Dataset, state: dict[str, Any]) -> list[str]:
@@ -419,15 +456,19 @@ def main(argv: Sequence[str]) -> int:
             return launch.EXIT_FAILED
         try:
             status = trainer.run(interrupt)
-        except LostRankError as error:
+        except (LostRankError, WorkerError) as error:
             print(f"rank {trainer.mesh.rank} stops: {error}", file=sys.stderr)
+            return launch.EXIT_FAILED
+        except BatchMismatchError as error:
+            if first:
+                print(error, file=sys.stderr)
             return launch.EXIT_FAILED
         except OSError as error:
             if first:
                 kept = checkpoint.list_steps(config.run_dir)
                 there = f"the last checkpoint is of step {kept[-1]}" if kept else "there is no checkpoint"
-                print(f"{config.run_dir} could not be written: {error}; {there}", file=sys.stderr)
-            return launch.EXIT_FAILED
+                print(f"{config.run_dir} could not be written: {error}; {there}", file=sys.stderr, flush=True)
+            os._exit(launch.EXIT_FAILED)  # a thread that still tries to write would hold the process
     launch.leave()
     return status
 

@@ -151,6 +151,18 @@ def test_one_that_cannot_be_written_is_said_and_harms_no_other(tmp_path: Path, m
     saver.close()
 
 
+def test_an_interrupted_run_waits_for_its_checkpoint_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    may_end = threading.Event()
+    monkeypatch.setattr(checkpoint_files, "write_tensors", lambda *_, **__: may_end.wait() and {})
+    saver = checkpoint.Saver(tmp_path, alone(), CheckpointConfig())
+    saver.begin(4, tensors(), {})
+    saver.finish(limit_s=0.05)
+    assert saver.problem == "rank 0 had not written its part after 0.05 s"
+    assert checkpoint.list_steps(tmp_path) == []
+    may_end.set()
+    saver.close()
+
+
 def test_weights_that_are_not_finite_do_not_rotate_good_ones_away(tmp_path: Path):
     saver = checkpoint.Saver(written(tmp_path), alone(), CheckpointConfig(keep=2))
     bad = tensors() | {"reader.a.weight": torch.full((5, 3), float("nan"))}

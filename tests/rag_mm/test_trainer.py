@@ -137,6 +137,18 @@ def test_terminated_on_two_stages_resumes_on_one_and_on_two(
             assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
 
 
+def test_steps_that_are_not_finite_are_written_down_and_end_the_run(factbook_dir: Path, tmp_path: Path):
+    options = ("--train.steps", "20", "--train.learning_rate", "1e30", "--train.max_bad_steps", "3")
+    done = subprocess.run(
+        command(factbook_dir, tmp_path, *options), cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 1 and "3 steps in a row were not taken" in done.stderr
+    lines, bad = metrics(tmp_path), [json.loads(x) for x in (tmp_path / "bad_steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in bad] == [line["step"] for line in lines[-3:]]
+    assert all(len(line["sample_ids"]) == 8 and "not finite" in line["reason"] for line in bad)
+    assert lines[-1]["skipped_steps"] == 3 and checkpoint.list_steps(tmp_path) == []  # the first is due after six
+
+
 def test_a_run_folder_is_held_by_one_and_ranks_end_with_their_launcher(factbook_dir: Path, tmp_path: Path):
     run, two = tmp_path / "run", ("--parallel.pipeline_stages", "2")
     launcher = subprocess.Popen(command(factbook_dir, run, "--train.steps", "2000", *two), cwd=ROOT)

@@ -1,0 +1,116 @@
+"""Steps that must not be taken: a loss or gradient that is not finite, and spikes.
+
+A spike is a loss or gradient norm more than k standard deviations above the mean of the last steps that were
+taken (as OLMo's optimisers skip steps); it is judged once that many were taken, and anew when the objectives
+change, since a new objective raises the loss by itself. Loss and norm are sums over all ranks, so every rank
+judges alike. What was not taken is written down with its samples, for somebody to look at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+FILE = "bad_steps.jsonl"
+
+
+class BadSteps:
+    """Judges the steps of a run, in order.
+
+    Args:
+        sigma: standard deviations above the mean that make a spike; 0: only what is not finite is bad.
+        window: taken steps that mean and deviation are of.
+
+    Attributes:
+        total: bad steps of the run.
+        in_a_row: bad steps since the last good one.
+    """
+
+    def __init__(self, *, sigma: float, window: int) -> None:
+        self.sigma, self.window = sigma, window
+        self.total = self.in_a_row = 0
+        self._objectives: list[str] = []
+        self._taken: deque[tuple[float, float]] = deque(maxlen=window)
+
+    def judge(self, losses: Mapping[str, float], norm: float) -> str | None:
+        """Why a step must not be taken, or None; counts it either way.
+
+        Args:
+            losses: by objective, summed over all ranks.
+            norm: of the gradient, before clipping.
+        """
+        if sorted(losses) != self._objectives:
+            self._objectives = sorted(losses)
+            self._taken.clear()
+        loss = sum(losses.values())
+        reason = self._why(loss, norm)
+        if reason is None:
+            self._taken.append((loss, norm))
+            self.in_a_row = 0
+        else:
+            self.total += 1
+            self.in_a_row += 1
+        return reason
+
+    def _why(self, loss: float, norm: float) -> str | None:
+        for what, value in (("loss", loss), ("gradient norm", norm)):
+            if not math.isfinite(value):
+                return f"{what} is not finite"
+        if not self.sigma or len(self._taken) < self.window:
+            return None
+        losses, norms = zip(*self._taken, strict=True)
+        for what, value, before in (("loss", loss, losses), ("gradient norm", norm, norms)):
+            limit = statistics.fmean(before) + self.sigma * statistics.pstdev(before)
+            if value > limit:
+                return f"{what} {value:.4g} is above {limit:.4g}"
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint; JSON keeps its numbers exactly."""
+        return {
+            "total": self.total,
+            "in_a_row": self.in_a_row,
+            "objectives": self._objectives,
+            "taken": [list(pair) for pair in self._taken],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; a shorter window keeps the newest steps."""
+        self.total, self.in_a_row = state["total"], state["in_a_row"]
+        self._objectives = list(state["objectives"])
+        self._taken = deque(((loss, norm) for loss, norm in state["taken"]), maxlen=self.window)
+
+
+class BadStepsFile:
+    """``bad_steps.jsonl`` of a run: one line for each step that was not taken."""
+
+    def __init__(self, run_dir: Path, *, start_step: int) -> None:
+        """Cut the file back to ``start_step``, as a resumed run does with its metrics."""
+        self.path = run_dir / FILE
+        if self.path.exists():
+            kept = [line for line in _whole_lines(self.path) if json.loads(line)["step"] <= start_step]
+            temporary = self.path.with_suffix(".tmp")
+            temporary.write_text("".join(kept))
+            temporary.replace(self.path)
+
+    def write(self, *, step: int, reason: str, loss: float, norm: float, sample_ids: Sequence[str]) -> None:
+        """Note one step; the file is there from the first one on."""
+        line = {
+            "step": step,
+            "reason": reason,
+            "loss": loss if math.isfinite(loss) else None,
+            "grad_norm": norm if math.isfinite(norm) else None,
+            "sample_ids": list(sample_ids),
+        }
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Lines that end; the last one may have been cut off by a crash."""
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
