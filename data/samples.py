@@ -7,9 +7,10 @@ ever shown what nobody decided to show it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from data.decoding import decode_member
@@ -45,7 +46,7 @@ class Sample:
     image: bytes | None = None
     weight: float = 1.0
     hard_negatives: tuple[str, ...] = ()
-    meta: dict[str, Any] = field(default_factory=dict, compare=False)
+    meta: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Pair:
     gold: tuple[str, ...]
     weight: float = 1.0
     hard_negatives: tuple[str, ...] = ()
-    meta: dict[str, Any] = field(default_factory=dict, compare=False)
+    meta: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
 
 def to_members(sample: Sample | Pair) -> tuple[str, dict[str, bytes]]:
