@@ -30,6 +30,8 @@ class ParallelConfig:
             the whole batch (``full``), with the same cuts and a single micro-batch (``staged``),
             with a smaller model of the same program (``shrunk``), or not (``off``).
         verify_tolerance: largest error accepted by ``verify`` (relative; see docs/pipeline.md).
+        trace_cache: folder where traces are kept, and read while program, batch, machine and code are the same
+            (docs/lineage.md); empty: trace anew.
         timeline: draw the last step, expected and measured, into timeline.png of the run folder.
         timeout_s: longest wait for another rank before giving up (seconds).
     """
@@ -47,6 +49,7 @@ class ParallelConfig:
     towers: Literal["dealt", "piped"] = "dealt"
     verify: Literal["off", "full", "staged", "shrunk"] = "full"
     verify_tolerance: float = 1e-4
+    trace_cache: str = ""
     timeline: bool = True
     timeout_s: int = 300
 

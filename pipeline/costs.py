@@ -46,6 +46,19 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What a rank holds for something else than its stages, such as the towers of a retriever.
+
+    Attributes:
+        static_bytes: all the time.
+        working_bytes: at times when the pipeline has no micro-batch in flight.
+    """
+
+    static_bytes: int = 0
+    working_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class StageCost:
     """Blocks [first, last) as one stage, for one micro-batch.
 

@@ -24,14 +24,14 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from pipeline.baselines import equal_bounds
-from pipeline.costs import Bounds, Costs, Link
+from pipeline.costs import Beside, Bounds, Costs, Link
 from pipeline.cut_search import fastest, search, smallest_peak
 from pipeline.neighbourhood import best_bounds
 from pipeline.order import held, is_looped, step_order
 from pipeline.plan_file import Plan, check_schedule
 from pipeline.program import nearest
 from pipeline.recomputation import choose
-from pipeline.simulate import play, predicted, rank_memory
+from pipeline.simulate import play, predicted, rank_memory, rank_static
 from pipeline.trace import Profile
 
 EXACT_TIES = 4  # groups of tied parameters that are searched in full
@@ -51,6 +51,7 @@ class _Task:
     link: Link
     parameter_copies: float
     pins: tuple[int, ...]
+    beside: tuple[Beside, ...]  # by rank
 
     def allowed(self, costs: Costs) -> np.ndarray:
         """Stages without a pinned cut inside, and without a cut through memory that several blocks share in part."""
@@ -81,6 +82,7 @@ def partition(
     link_bytes_per_s: float = float("inf"),
     pins: Sequence[str] = (),
     parameter_copies: float = 4.0,
+    beside: Sequence[Beside] = (),
 ) -> Plan:
     """The best plan. ``step_s``, ``bubble`` and ``memory_bytes`` come from simulating it.
 
@@ -90,6 +92,8 @@ def partition(
         capacity_bytes: most memory a rank may need (None: any).
         pins: blocks that must be the first of their stage.
         parameter_copies: bytes kept for each byte of parameters (see `pipeline.costs`).
+        beside: what each rank holds for something else, which counts for the capacity and for ``memory`` (not in the
+            plan's figures); empty: nothing.
 
     Raises:
         ValueError: if the profile is no measurement, or nothing fits; for the capacity, says the smallest one
@@ -112,17 +116,22 @@ def partition(
         raise ValueError(f"capacity_bytes is {capacity_bytes}; it must be above 0 (or None)")
     num_ranks = num_stages if num_ranks is None else num_ranks
     check_schedule(schedule, num_microbatches=num_microbatches, num_ranks=num_ranks, num_stages=num_stages)
+    if beside and len(beside) != num_ranks:
+        raise ValueError(f"beside says what {len(beside)} ranks hold, but num_ranks is {num_ranks}")
     link = Link(link_latency_s, link_bytes_per_s)
     capacity = math.inf if capacity_bytes is None else capacity_bytes
     task = _Task(
         profile, num_stages, num_ranks, schedule, num_microbatches, objective, capacity, link, parameter_copies,
-        tuple(cuts),
+        tuple(cuts), tuple(beside) or (Beside(),) * num_ranks,
     )  # fmt: skip
     peak, bounds, recomputed = choose(profile, lambda some: _evaluate(task, some))
     if peak > capacity:
+        most = max((b.static_bytes for b in beside), default=0)
         raise ValueError(
-            f"no cut into {num_stages} stages fits into {int(capacity)} bytes a rank; the smallest capacity that "
-            f"would do is {int(peak)} bytes (or use more stages, or smaller micro-batches)"
+            f"no cut into {num_stages} stages fits into {int(capacity)} bytes a rank"
+            + (f", of which up to {most} are taken beside the pipeline" if most else "")
+            + f"; the smallest capacity that would do is {int(peak)} bytes (or use more stages, or smaller "
+            "micro-batches)"
         )
     return predicted(
         profile,
@@ -207,7 +216,7 @@ def _one_chunk(task: _Task, costs: Costs) -> tuple[tuple[float, float], float, B
 
 
 def _stage_memory(task: _Task, costs: Costs) -> Iterator[np.ndarray]:
-    for rank in range(task.num_ranks):
+    for rank, beside in enumerate(task.beside):
         ((flights,),) = held(
             rank,
             num_ranks=task.num_ranks,
@@ -215,7 +224,7 @@ def _stage_memory(task: _Task, costs: Costs) -> Iterator[np.ndarray]:
             num_microbatches=task.num_microbatches,
             schedule=task.schedule,
         )
-        yield costs.memory(flights)
+        yield np.maximum(costs.memory(flights), costs.static_bytes + beside.working_bytes) + beside.static_bytes
 
 
 def _formula(task: _Task, costs: Costs, bounds: Bounds) -> float:
@@ -257,17 +266,15 @@ def _simulated(task: _Task, costs: Costs) -> tuple[tuple[float, float], float, B
     weighs = task.objective == "memory" or math.isfinite(task.capacity_bytes)
 
     def peak(bounds: Bounds) -> float:
-        return float(
-            max(
-                rank_memory(
-                    costs,
-                    bounds,
-                    num_ranks=task.num_ranks,
-                    num_microbatches=task.num_microbatches,
-                    schedule=task.schedule,
-                )
-            )
+        whole = rank_memory(
+            costs, bounds, num_ranks=task.num_ranks, num_microbatches=task.num_microbatches, schedule=task.schedule
         )
+        stages = list(pairwise(bounds))
+        ranks = [
+            max(most, rank_static(costs, stages[rank :: task.num_ranks]) + beside.working_bytes) + beside.static_bytes
+            for rank, (most, beside) in enumerate(zip(whole, task.beside, strict=True))
+        ]
+        return float(max(ranks))
 
     def score(bounds: Bounds) -> tuple[float, float]:
         stages = list(pairwise(bounds))

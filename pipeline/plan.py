@@ -5,7 +5,9 @@
 
 This package knows no model, so ``--program`` says where one comes from: a function (default
 ``rag_mm.program:for_planning``) called with the path of the configuration and the list of overrides; it gives
-(BlockProgram, batch, ParallelConfig). The price is that a broken model shows up as an import error here.
+(BlockProgram, batch, ParallelConfig), and, if ranks hold more than their stages, a function from the ParallelConfig to
+what each holds beside them (`pipeline.costs.Beside`). The price is that a broken model shows up as an import error
+here. Ranks of this machine compute while the trace measures (`pipeline.busy`), as they will in training.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.baselines import equal_blocks, equal_parameters
+from pipeline.busy import BusyRanks, num_busy
 from pipeline.cluster import Cluster
 from pipeline.config import ParallelConfig
+from pipeline.costs import Beside
 from pipeline.device import Device
 from pipeline.ghosts import make_ghosts
 from pipeline.partition import partition
@@ -36,7 +40,8 @@ from pipeline.trace_bar import trace_bar
 
 LINEAGE_SAMPLES = 4  # as training traces; the proof runs on the whole batch
 DEFAULT_PROGRAM = "rag_mm.program:for_planning"
-Factory = Callable[[str, list[str]], tuple[BlockProgram, dict[str, Any], ParallelConfig]]
+Other = Callable[[ParallelConfig], Sequence[Beside]]
+Factory = Callable[[str, list[str]], tuple[Any, ...]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,7 +96,7 @@ def print_plan(arguments: argparse.Namespace, overrides: list[str]) -> None:
     """
     if not Path(arguments.config).is_file():
         raise ValueError(f"--config {arguments.config}: no such file")
-    program, batch, parallel = _factory(arguments.program)(arguments.config, overrides)
+    program, batch, parallel, *other = _factory(arguments.program)(arguments.config, overrides)
     changes: dict[str, Any] = {}
     if arguments.stages is not None:
         changes["pipeline_stages"] = arguments.stages
@@ -102,7 +107,12 @@ def print_plan(arguments: argparse.Namespace, overrides: list[str]) -> None:
     parallel = replace(parallel, **changes)
     cluster = Cluster.of(parallel, path=arguments.cluster)
     _check_before_tracing(program, parallel, arguments.timeline)
-    plan, profile, run = make_plan(program, batch, parallel, cluster=cluster, cache_dir=_cache_dir(arguments.cache))
+    beside = _beside(other, parallel, cluster)
+    source = _Source(arguments.program, arguments.config, overrides, parallel.num_microbatches)
+    cache_dir = _cache_dir(arguments.cache or parallel.trace_cache or None)
+    plan, profile, run = make_plan(
+        program, batch, parallel, cluster=cluster, cache_dir=cache_dir, source=source, beside=beside
+    )
     for option, path in (("--trace", arguments.trace), ("--timeline", arguments.timeline)):
         if path:
             try:
@@ -115,7 +125,27 @@ def print_plan(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if arguments.json:
         print(plan.to_json(), end="")
     else:
-        _print_tables(plan, profile, run, cluster)
+        _print_tables(plan, profile, run, cluster, parallel)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the program came from, for other processes that build it too."""
+
+    target: str
+    config: str
+    overrides: list[str]
+    num_microbatches: int
+
+    def __call__(self) -> tuple[BlockProgram, dict[str, Any], int]:
+        program, batch, *_ = _factory(self.target)(self.config, self.overrides)
+        return program, batch, self.num_microbatches
+
+
+def _beside(other: Sequence[Other], parallel: ParallelConfig, cluster: Cluster) -> Sequence[Beside]:
+    """What ranks hold beside their stages, where memory is asked about."""
+    asked = other and not parallel.plan and (cluster.capacity_bytes is not None or parallel.objective == "memory")
+    return other[0](parallel) if asked else ()
 
 
 def _check_before_tracing(program: BlockProgram, parallel: ParallelConfig, timeline: str | None) -> None:
@@ -160,22 +190,31 @@ def make_plan(
     *,
     cluster: Cluster,
     cache_dir: Path | None = None,
+    source: _Source | None = None,
+    beside: Sequence[Beside] = (),
 ) -> tuple[Plan, Profile, Simulation]:
-    """Trace and partition (or take the plan that is given), and simulate a step."""
+    """Trace and partition (or take the plan that is given), and simulate a step.
+
+    Args:
+        source: builds the program in other processes, so that as many ranks as this machine can run trace at once.
+        beside: see `partition`.
+    """
+    busy = num_busy(parallel.pipeline_stages * parallel.data_replicas) if source and not cluster.device else 1
     if parallel.plan:
         try:
             plan = Plan.from_json(Path(parallel.plan).read_text())
         except OSError as error:
             raise ValueError(f"parallel.plan {parallel.plan}: {error.strerror}") from error
         plan.validate(program)
-        profile = _trace(program, batch, plan.num_microbatches, cluster.described_device, cache_dir)
+        source = replace(source, num_microbatches=plan.num_microbatches) if source else None
+        profile = _trace(program, batch, plan.num_microbatches, cluster.described_device, cache_dir, source, busy)
         bounds = (0, *(last for _, last in plan.bounds()))
         plan = predicted(  # the file's own times may be of other cuts
             profile, bounds, schedule=plan.schedule, num_ranks=plan.num_ranks, recomputed=plan.recomputed,
             link=cluster.link,
         )  # fmt: skip
         return plan, profile, simulate(profile, plan, link=cluster.link)
-    profile = _trace(program, batch, parallel.num_microbatches, cluster.described_device, cache_dir)
+    profile = _trace(program, batch, parallel.num_microbatches, cluster.described_device, cache_dir, source, busy)
     plan = partition(
         profile,
         num_stages=parallel.num_stages,
@@ -187,12 +226,19 @@ def make_plan(
         link_latency_s=cluster.link_latency_s,
         link_bytes_per_s=cluster.link_bytes_per_s,
         pins=parallel.pins,
+        beside=beside,
     )
     return plan, profile, simulate(profile, plan, link=cluster.link)
 
 
 def _trace(
-    program: BlockProgram, batch: dict[str, Any], num_microbatches: int, device: Device | None, cache_dir: Path | None
+    program: BlockProgram,
+    batch: dict[str, Any],
+    num_microbatches: int,
+    device: Device | None,
+    cache_dir: Path | None,
+    source: _Source | None,
+    busy: int,
 ) -> Profile:
     if device is not None:
         make_ghosts([program])
@@ -209,10 +255,12 @@ def _trace(
             device=device,
             progress=progress,
             cache_dir=cache_dir,
+            busy_ranks=busy,
+            around=BusyRanks(source, count=busy - 1, lineage_samples=LINEAGE_SAMPLES) if source and busy > 1 else None,
         )
 
 
-def _print_tables(plan: Plan, profile: Profile, run: Simulation, cluster: Cluster) -> None:
+def _print_tables(plan: Plan, profile: Profile, run: Simulation, cluster: Cluster, parallel: ParallelConfig) -> None:
     console = Console()
     ranks = f" on {plan.num_ranks} ranks" if plan.num_ranks != plan.num_stages else ""
     table = Table(title=f"{plan.num_stages} stages{ranks}, {plan.schedule}, {plan.num_microbatches} micro-batches")
@@ -241,13 +289,14 @@ def _print_tables(plan: Plan, profile: Profile, run: Simulation, cluster: Cluste
             f"times are predicted for {profile.device}; whether blocks mix samples was not looked at", highlight=False
         )
         return
-    if plan.num_ranks > 1:
-        console.print(
-            "traced in one process: too low where ranks on one machine share its cores, caches and memory; training "
-            "traces with all ranks busy",
-            highlight=False,
-            soft_wrap=True,
-        )
+    num_ranks = plan.num_ranks * parallel.data_replicas
+    if num_ranks > 1:
+        busy = num_busy(num_ranks)
+        traced = f"traced with {busy} ranks busy at once" if busy > 1 else "traced in one process"
+        few = "" if busy == num_ranks else (
+            f" of {num_ranks}, as many as this machine has cores for: too low where more share its caches and memory"
+        )  # fmt: skip
+        console.print(traced + few, highlight=False, soft_wrap=True)
     for block in profile.blocks:
         if block.mixes or block.stateful:
             why = f"mixes samples ({block.lineage}): {block.mixes}" if block.mixes else "changes buffers"

@@ -235,7 +235,6 @@ def rank_memory(
     result = []
     for rank in range(num_ranks):
         mine = stages[rank::num_ranks]
-        static = costs.parameter_memory(mine) + sum(costs.buffers(a, b) for a, b in mine)
         flight = [int(costs.flight_bytes[a, b]) for a, b in mine]
         moments = held(
             rank,
@@ -245,5 +244,10 @@ def rank_memory(
             schedule=schedule,
         )
         most = max(sum(count * size for count, size in zip(m, flight, strict=True)) for m in moments)
-        result.append(static + most)
+        result.append(rank_static(costs, mine) + most)
     return tuple(result)
+
+
+def rank_static(costs: Costs, stages: Sequence[tuple[int, int]]) -> int:
+    """The part of it that does not change within a step: parameters and receive buffers of a rank's stages."""
+    return costs.parameter_memory(stages) + sum(costs.buffers(a, b) for a, b in stages)

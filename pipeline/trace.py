@@ -15,6 +15,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -65,6 +66,9 @@ def trace(
     device: Device | None = None,
     progress: Progress | None = None,
     cache_dir: str | Path | None = None,
+    busy_ranks: int = 1,
+    around: AbstractContextManager[object] | None = None,
+    agree: Callable[[Profile | None], Profile | None] | None = None,
 ) -> Profile:
     """Measure every block on the first ``B / num_microbatches`` samples of a batch.
 
@@ -81,6 +85,10 @@ def trace(
             the batch's shapes, these options, the machine and torch. Values of weights and batch are not in it: a
             NaN or a mixing that depends on them is not looked for again. A program with an object whose behaviour
             cannot be told (`pipeline.fingerprint`) is traced anew each time.
+        busy_ranks: how many ranks of a machine trace at the same time, which the caller sees to; part of the key and of
+            the profile's ``device``.
+        around: entered while blocks run, not where the cache has the profile.
+        agree: given what the cache has (None: nothing), what is taken instead; for ranks that must trace all or none.
 
     Raises:
         ValueError: if the batch does not divide, a block gives NaN forward or backward (the error names it), or values
@@ -93,6 +101,7 @@ def trace(
         raise ValueError(f"a batch of {num_samples} samples does not divide into {num_microbatches} micro-batches")
     _check_device(program, batch, device, lineage=lineage)
     machine = device.name if device else _machine(batch)
+    machine += f", {busy_ranks} ranks at once" if busy_ranks > 1 else ""
     tell: Progress = progress or (lambda done, total, name: None)
     path = None
     if cache_dir is not None:
@@ -101,13 +110,16 @@ def trace(
             path = Path(cache_dir) / f"trace-{trace_key(program, batch, options)}.json"
         except UnknownObject as error:
             tell(0, len(program.blocks), f"not cached: {error}")
-        if path is not None and (found := load(path)):
-            tell(len(program.blocks), len(program.blocks), "cached")
-            return found
-    profile = _trace(
-        program, batch, num_microbatches=num_microbatches, repeats=repeats, warmup=warmup, lineage=lineage,
-        lineage_samples=lineage_samples, device=device, tell=tell,
-    )  # fmt: skip
+    found = None if path is None else load(path)
+    found = agree(found) if agree else found
+    if found is not None:
+        tell(len(program.blocks), len(program.blocks), "cached")
+        return found
+    with around or nullcontext():
+        profile = _trace(
+            program, batch, num_microbatches=num_microbatches, repeats=repeats, warmup=warmup, lineage=lineage,
+            lineage_samples=lineage_samples, device=device, tell=tell,
+        )  # fmt: skip
     profile = replace(profile, device=machine)
     if path is not None:
         store(path, profile)

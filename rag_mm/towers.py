@@ -175,7 +175,7 @@ class PipedTowers:
     """
 
     def __init__(self, encoder: DualEncoder, mesh: Mesh, plan: Plan, *, timeout_s: float) -> None:
-        self.encoder, self.mesh = encoder, mesh
+        self.encoder, self.mesh, self.plan = encoder, mesh, plan
         self.program = tower_program(encoder)
         self.tower = Tower(self.program, plan, group=mesh.pipeline, timeout_s=timeout_s)
         own = {id(p): n for n, p in encoder.named_parameters()}

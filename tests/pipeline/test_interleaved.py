@@ -18,7 +18,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from pipeline import Plan, Profile, partition, simulate
-from pipeline.costs import Costs, Link
+from pipeline.costs import Beside, Costs, Link
 from pipeline.order import rank_order, step_order
 from pipeline.plan_file import StagePlan
 from pipeline.simulate import play, rank_memory
@@ -226,3 +226,7 @@ def test_capacity_counts_all_chunks_of_a_rank() -> None:
     assert partition(profile, capacity_bytes=800, **how).num_ranks == 2
     with pytest.raises(ValueError, match="would do is 800 bytes"):
         partition(profile, capacity_bytes=799, **how)
+    beside = [Beside(static_bytes=7), Beside(static_bytes=5, working_bytes=50)]  # at least 5 + 800 + 50 on rank 1
+    assert partition(profile, capacity_bytes=855, beside=beside, **how).num_ranks == 2
+    with pytest.raises(ValueError, match=r"of which up to 7 are taken beside the pipeline; .* would do is 855 bytes"):
+        partition(profile, capacity_bytes=854, beside=beside, **how)

@@ -6,28 +6,36 @@ import itertools
 import math
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from pipeline import Profile, partition, simulate
-from pipeline.costs import Link
+from pipeline.costs import Beside, Link
 from pipeline.trace import BlockProfile
 from tests.pipeline.profiles import block_profile, random_profile, recomputed_sets, slow_stages, slow_tie_seconds
 
 
 def slow_plan(
-    profile: Profile, bounds: tuple[int, ...], recomputed: tuple[str, ...], schedule: str, link: Link
-) -> tuple[float, list[int]]:
-    """Formula time and memory of each stage."""
+    profile: Profile,
+    bounds: tuple[int, ...],
+    recomputed: tuple[str, ...],
+    schedule: str,
+    link: Link,
+    beside: Sequence[Beside],
+) -> tuple[float, list[int], list[int]]:
+    """Formula time, memory of each stage, and of each rank with what is beside it."""
     stages, m = slow_stages(profile, bounds, recomputed, link), profile.num_microbatches
-    memory = []
+    memory, ranks = [], []
     for s, stage in enumerate(stages):
         flights = m if schedule == "gpipe" else min(m, len(stages) - s)
-        memory.append(stage.parameter_memory + stage.buffer_bytes + flights * stage.flight_bytes)
+        static, other = stage.parameter_memory + stage.buffer_bytes, beside[s]
+        memory.append(static + flights * stage.flight_bytes)
+        ranks.append(static + other.static_bytes + max(flights * stage.flight_bytes, other.working_bytes))
     times = [stage.time_s for stage in stages]
     ties = slow_tie_seconds(stages, link, num_ranks=len(stages))
-    return sum(times) + (m - 1) * max(times) + ties, memory
+    return sum(times) + (m - 1) * max(times) + ties, memory, ranks
 
 
 @pytest.mark.parametrize("objective", ["speed", "memory"])
@@ -41,16 +49,19 @@ def test_equals_brute_force(objective: str) -> None:
         profile = random_profile(n, m, rng, num_recomputable=rng.choice([0, 0, 1, 2]))
         link = Link(rng.choice([0.0, 0.5]), rng.choice([float("inf"), 20.0, 100.0, 1000.0]))
         pins = [p for p in rng.sample(range(1, n), min(n - 1, rng.randint(0, 2)))][: num_stages - 1]
+        beside = [Beside(rng.randint(0, 300), rng.randint(0, 900)) for _ in range(num_stages)]
+        if rng.random() < 0.5:
+            beside = [Beside()] * num_stages
         options = []
         for cuts in itertools.combinations(range(1, n), num_stages - 1):
             if set(pins) <= set(cuts):
                 for recomputed in recomputed_sets(profile):
-                    time_s, memory = slow_plan(profile, (0, *cuts, n), recomputed, schedule, link)
-                    options.append((time_s, max(memory)))
+                    time_s, _, ranks = slow_plan(profile, (0, *cuts, n), recomputed, schedule, link, beside)
+                    options.append((time_s, max(ranks)))
         capacity = rng.choice([None, rng.uniform(0.7, 1.2) * rng.choice(options)[1]])
         fits = [o for o in options if capacity is None or o[1] <= capacity]
 
-        def plan(p=profile, s=num_stages, sch=schedule, m=m, cap=capacity, link=link, pins=pins):  # type: ignore[no-untyped-def]
+        def plan(p=profile, s=num_stages, sch=schedule, m=m, cap=capacity, link=link, pins=pins, beside=beside):  # type: ignore[no-untyped-def]
             return partition(
                 p,
                 num_stages=s,
@@ -61,6 +72,7 @@ def test_equals_brute_force(objective: str) -> None:
                 link_latency_s=link.latency_s,
                 link_bytes_per_s=link.bytes_per_s,
                 pins=[f"b.{i}" for i in pins],
+                beside=beside,
             )
 
         if not fits:
@@ -70,10 +82,10 @@ def test_equals_brute_force(objective: str) -> None:
             continue
         found = plan()
         bounds = (0, *(last for _, last in found.bounds()))
-        time_s, memory = slow_plan(profile, bounds, found.recomputed, schedule, link)
+        time_s, memory, ranks = slow_plan(profile, bounds, found.recomputed, schedule, link, beside)
         if objective == "memory":
-            assert max(memory) == min(o[1] for o in fits)
-            fits = [o for o in fits if o[1] == max(memory)]
+            assert max(ranks) == min(o[1] for o in fits)
+            fits = [o for o in fits if o[1] == max(ranks)]
         assert time_s == pytest.approx(min(o[0] for o in fits), rel=1e-12)
         recomputes += bool(found.recomputed)
         carries += any(profile.recomputable_carries) and not found.recomputed
@@ -153,6 +165,8 @@ def test_mistakes() -> None:
         partition(profile, num_stages=3, num_ranks=2, schedule="interleaved", num_microbatches=4)
     with pytest.raises(ValueError, match="objective is 'sped'"):
         partition(profile, num_stages=2, schedule="gpipe", num_microbatches=4, objective="sped")
+    with pytest.raises(ValueError, match="beside says what 1 ranks hold, but num_ranks is 2"):
+        partition(profile, num_stages=2, schedule="gpipe", num_microbatches=4, beside=[Beside()])
     for capacity in (0.0, math.nan):
         with pytest.raises(ValueError, match="capacity_bytes is"):
             partition(profile, num_stages=2, schedule="gpipe", num_microbatches=4, capacity_bytes=capacity)

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from pipeline import BlockProgram, Plan
 from pipeline.config import ParallelConfig
+from pipeline.costs import Beside
 from pipeline.plan import main
 from pipeline.trace_bar import trace_bar
 from tests.pipeline.fid_program import fid_batch, fid_program
@@ -31,6 +32,12 @@ def factory(config: str, overrides: list[str]) -> tuple[BlockProgram, dict[str, 
             name = flag.removeprefix("--parallel.")
             fields[name] = yaml.safe_load(text)
     return fid_program(), fid_batch(), ParallelConfig(**fields)
+
+
+@pytest.fixture(autouse=True)
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes would cost seconds a test."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
 
 
 @pytest.fixture
@@ -63,7 +70,10 @@ def test_tables_options_and_picture(config: str, tmp_path: Path, capsys: pytest.
     out = capsys.readouterr().out
     assert "3 stages, 1f1b, 6 micro-batches" in out and "bubble" in out and "warning" not in out
     assert "equal blocks" in out and "equal parameters" in out
-    assert len([line for line in out.splitlines() if line.startswith("traced in one process: too low")]) == 1
+    lines = [
+        line for line in out.splitlines() if line.startswith("traced in one process of 3, as many as this machine")
+    ]
+    assert len(lines) == 1
     assert "<svg" in picture.read_text()
 
 
@@ -109,6 +119,57 @@ def test_a_trace_is_kept(
         main([*arguments, "--microbatches", "6"])
     assert main([*arguments[:-1], config]) == 2
     assert f"--cache {config}: File exists" in capsys.readouterr().err
+
+
+def test_a_busy_trace_and_one_by_itself_are_kept_apart_and_said(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered = []
+
+    class Busy:
+        def __init__(self, factory: Any, *, count: int, lineage_samples: int) -> None:
+            program, _, num_microbatches = factory()
+            entered.append((len(program.blocks), num_microbatches, count))
+
+        def __enter__(self) -> None:
+            entered.append("busy")
+
+        def __exit__(self, *_: object) -> None:
+            entered.append("done")
+
+    monkeypatch.setattr("pipeline.plan.BusyRanks", Busy)
+    cache = tmp_path / "traces"
+    arguments = ["--config", config, *PROGRAM, "--parallel.trace_cache", str(cache)]
+    assert main(arguments) == 0
+    assert "traced in one process of 2" in capsys.readouterr().out and entered == []
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    for _ in range(2):  # read from the cache the second time, with nothing entered
+        assert main(arguments) == 0
+        assert "traced with 2 ranks busy at once\n" in capsys.readouterr().out
+    assert entered == [(6, 3, 1), "busy", "done", (6, 3, 1)]
+    assert main([*arguments, "--parallel.data_replicas", "2"]) == 0
+    assert "traced with 3 ranks busy at once of 4, as many as this machine has cores for" in capsys.readouterr().out
+    devices = [json.loads(path.read_text())["device"] for path in cache.iterdir()]
+    assert sorted(device.rpartition("threads")[2] for device in devices) == [
+        "", ", 2 ranks at once", ", 3 ranks at once"
+    ]  # fmt: skip
+
+
+def test_what_ranks_hold_beside_their_stages_counts_for_the_capacity(
+    config: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["--config", config, "--program", "tests.pipeline.test_plan:with_towers", "--parallel.trace_cache"]
+    arguments += [str(tmp_path), "--parallel.capacity_bytes"]
+    assert main([*arguments, "1"]) == 2
+    err = capsys.readouterr().err
+    assert "of which up to 1000000 are taken beside the pipeline" in err
+    smallest = int(err.partition("would do is ")[2].split()[0])
+    assert smallest > 1_000_000 and main([*arguments, str(smallest)]) == 0
+    assert main([*arguments, str(smallest - 1)]) == 2
+
+
+def with_towers(config: str, overrides: list[str]) -> tuple[Any, ...]:
+    return *factory(config, overrides), lambda parallel: [Beside(1_000_000)] * parallel.pipeline_stages
 
 
 def test_the_bar_of_a_trace() -> None:
