@@ -31,6 +31,7 @@ from rag_mm.mesh import Mesh
 from rag_mm.retention import Kept, retained
 from retriever import checkpoint_files as files
 from retriever.checkpoint_files import DamagedCheckpointError
+from retriever.durable_files import sync
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -215,7 +216,7 @@ class Saver:
         if final.exists():  # a run that went back to an earlier checkpoint comes by again
             shutil.rmtree(final)
         temporary.rename(final)
-        files.sync_folder(final.parent)
+        sync(final.parent)
         self._prune()
 
     def _prune(self) -> None:

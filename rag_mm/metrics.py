@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -22,7 +23,13 @@ def peak_memory_bytes() -> int:
 
 
 class MetricsWriter:
-    """Appends one line a step, after cutting the file back to ``start_step`` (a resumed run has each step once)."""
+    """Appends one line a step, after cutting the file back to ``start_step`` (a resumed run has each step once).
+
+    A line that cannot be written (a full disk) does not end training: it is kept and written with the next one.
+
+    Attributes:
+        problem: why lines are waiting, or None.
+    """
 
     def __init__(self, run_dir: Path, *, start_step: int) -> None:
         self.path = run_dir / "metrics.jsonl"
@@ -30,25 +37,50 @@ class MetricsWriter:
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         temporary.replace(self.path)
-        self._file = self.path.open("a")
+        self.problem: str | None = None
+        self._waiting = b""
+        self._descriptor = os.open(self.path, os.O_WRONLY)
+        self._end = os.lseek(self._descriptor, 0, os.SEEK_END)
         self._events = SummaryWriter(str(run_dir / "events"), purge_step=start_step + 1 if start_step else None)
 
     def write(self, record: dict[str, Any]) -> None:
         """Write one step; numbers that are not finite become null."""
-        self._file.write(json.dumps(_finite(record)) + "\n")
-        self._file.flush()
+        self._waiting += json.dumps(_finite(record)).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            self._write_waiting()
         for name, value in _flat(record):
             if isinstance(value, int | float) and name != "step":
                 self._events.add_scalar(name, value, record["step"])
 
+    def _write_waiting(self) -> None:
+        """Whole lines or none of them: what a failed write left behind is cut off by the next."""
+        try:
+            os.ftruncate(self._descriptor, self._end)
+            os.lseek(self._descriptor, self._end, os.SEEK_SET)
+            rest = memoryview(self._waiting)
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError as error:
+            self.problem = str(error)
+            raise
+        self._end += len(self._waiting)
+        self._waiting, self.problem = b"", None
+
     def sync(self) -> None:
-        """Make what was written durable."""
-        os.fsync(self._file.fileno())
+        """Make all lines durable.
+
+        Raises:
+            OSError: if that is not possible.
+        """
+        self._write_waiting()
+        os.fsync(self._descriptor)
 
     def close(self) -> None:
-        self.sync()
-        self._file.close()
-        self._events.close()
+        try:
+            self.sync()
+        finally:
+            os.close(self._descriptor)
+            self._events.close()
 
 
 class Window:

@@ -24,6 +24,8 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
+from retriever.durable_files import sha256, sync
+
 STATE = "state.json"
 FORMAT = 2
 SUFFIX = ".safetensors"
@@ -67,7 +69,7 @@ def seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Any]) -> No
         json.dump(document, file, indent=2)
         file.flush()
         os.fsync(file.fileno())
-    sync_folder(folder)
+    sync(folder)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -128,20 +130,6 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path, *, no_dist: bool) 
         except CheckpointException as error:
             causes = "; ".join(sorted({str(cause) for cause, _ in error.failures.values()}))
             raise ValueError(f"the checkpoint {folder} does not fit this configuration: {causes}") from error
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

@@ -10,7 +10,6 @@ Index scores only choose candidates. Ties break by document id, so equal vectors
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from retriever.durable_files import sha256, sync
 from retriever.faiss_import import faiss
 
 TIE_MARGIN = 16
@@ -115,7 +115,11 @@ class Index:
         return Index.from_embeddings(torch.from_numpy(matrix), self.ids, replace(self.manifest, num_edits=num_edits))
 
     def publish(self, directory: str | Path, *, version: int | None = None) -> int:
-        """Write this index as a version of ``directory`` and make it current; gives the version's number."""
+        """Write this index as a version of ``directory`` and make it current; gives the version's number.
+
+        Raises:
+            OSError: if it could not be written; what was current before still is.
+        """
         directory = Path(directory)
         versions = directory / "versions"
         versions.mkdir(parents=True, exist_ok=True)
@@ -124,19 +128,25 @@ class Index:
         temporary = versions / f".{version}.{os.getpid()}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        faiss.write_index(self._vectors, str(temporary / "index.faiss"))
-        manifest = replace(self.manifest, sha256=sha256(temporary / "index.faiss"))
-        (temporary / "ids.json").write_text(json.dumps(self.ids))
-        (temporary / "manifest.json").write_text(json.dumps(asdict(manifest), indent=2) + "\n")
-        for path in temporary.iterdir():
-            _sync(path)
+        try:
+            faiss.write_index(self._vectors, str(temporary / "index.faiss"))
+            manifest = replace(self.manifest, sha256=sha256(temporary / "index.faiss"))
+            (temporary / "ids.json").write_text(json.dumps(self.ids))
+            (temporary / "manifest.json").write_text(json.dumps(asdict(manifest), indent=2) + "\n")
+            for path in (*temporary.iterdir(), temporary):
+                sync(path)
+        except (OSError, RuntimeError) as error:  # faiss raises the latter when a disk is full
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise OSError(f"index version {version} of {directory} could not be written: {error}") from error
         final = versions / str(version)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
+        sync(versions)
         pointer = directory / f".CURRENT.{os.getpid()}"
         pointer.write_text(f"{version}\n")
-        _sync(pointer)
+        sync(pointer)
         pointer.replace(directory / "CURRENT")
+        sync(directory)
         self.manifest = manifest
         return version
 
@@ -184,14 +194,3 @@ def prune(directory: str | Path, *, keep: int, named: Collection[int] = ()) -> N
     for version in list_versions(directory)[:-keep]:
         if version not in named:
             shutil.rmtree(Path(directory) / "versions" / str(version))
-
-
-def sha256(path: Path) -> str:
-    """Hex digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -104,3 +104,17 @@ def test_an_interrupted_publish_leaves_the_old_version(tmp_path: Path, monkeypat
         index.manifest, sha256=index_files.load(tmp_path).manifest.sha256
     )
     assert index_files.list_versions(tmp_path) == [0]
+
+
+def test_an_index_that_cannot_be_written_leaves_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    index, _ = make()
+    index.publish(tmp_path)
+
+    def full(*arguments: object) -> None:
+        raise RuntimeError("write error (No space left on device)")
+
+    monkeypatch.setattr(index_files.faiss, "write_index", full)
+    with pytest.raises(OSError, match=r"version 1 .*could not be written.*No space left"):
+        index.publish(tmp_path)
+    assert index_files.load(tmp_path).ids == index.ids and index_files.list_versions(tmp_path) == [0]
+    assert [path.name for path in (tmp_path / "versions").iterdir()] == ["0"]
