@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch import Tensor
 from data.document_store import DocumentStore
 from pipeline import BlockProgram, Plan, Profile, partition, trace
 from pipeline.cluster import Cluster
+from pipeline.costs import Beside
 from pipeline.lineage import require_sample_lineage
 from pipeline.padding import pad_batch
 from pipeline.trace_bar import trace_bar
@@ -17,7 +20,8 @@ from rag_mm.config import Config
 from rag_mm.mesh import Mesh
 from rag_mm.prepared import replica_share
 from rag_mm.step import JointStep
-from rag_mm.towers import ROW_BUCKET, tower_program
+from rag_mm.tower_memory import tower_memory
+from rag_mm.towers import ROW_BUCKET, PipedTowers, tower_program
 from rag_mm.vision_once import BLOCK, VisionOnce, choose
 from retriever.embed import document_features
 from retriever.encoder import DualEncoder
@@ -50,10 +54,27 @@ def plan_reader(
             vision = VisionOnce(reader, mesh) if (hoisted if wanted == "auto" else wanted == "once") else None
             given.validate(reader if vision is None else vision.program)
             return given, vision, kept_plan(config, "plan.json") if given is saved else ""
-    vision, profile, said = choose_vision(config, reader, joint, mesh)
+    beside = beside_the_reader(config, joint, mesh)
+    vision, profile, said = choose_vision(config, reader, joint, mesh, beside=beside)
     program = reader if vision is None else vision.program
     profile = profile or _trace(config, program, planned_batch(config, joint, vision), mesh)
-    return _partition(config, profile), vision, said
+    return _partition(config, profile, beside), vision, said
+
+
+def beside_the_reader(config: Config, joint: JointStep, mesh: Mesh) -> tuple[Beside, ...]:
+    """What the retriever's towers take of each rank of a pipeline; empty where nobody asks about memory."""
+    parallel, towers = config.parallel, joint.towers
+    if Cluster.of(parallel).capacity_bytes is None and parallel.objective != "memory":
+        return ()
+    plan = None
+    if parallel.towers == "piped":
+        if isinstance(towers, PipedTowers) and towers.plan.num_ranks == parallel.pipeline_stages:
+            plan = towers.plan
+        else:  # the planning command has none
+            plan = make_towers_plan(config, joint.encoder, joint.memory.store, mesh)
+    found = mesh.broadcast(tower_memory(config, joint.encoder, joint.example(), plan))
+    assert isinstance(found, tuple)
+    return found
 
 
 def has_vision(plan: Plan) -> bool:
@@ -62,7 +83,7 @@ def has_vision(plan: Plan) -> bool:
 
 
 def choose_vision(
-    config: Config, reader: BlockProgram, joint: JointStep, mesh: Mesh
+    config: Config, reader: BlockProgram, joint: JointStep, mesh: Mesh, *, beside: tuple[Beside, ...] = ()
 ) -> tuple[VisionOnce | None, Profile | None, str]:
     """What ``reader.vision`` makes of the reader where no plan is given; see `plan_reader` for the arguments.
 
@@ -79,7 +100,7 @@ def choose_vision(
     whole = _trace(config, reader, planned_batch(config, joint, None), mesh)
     sharing, parallel = joint.sharing(), config.parallel
     once, repeated_s, once_s = choose(
-        whole, rest, partition=lambda profile: _partition(config, profile), sharing=sharing,
+        whole, rest, partition=lambda profile: _partition(config, profile, beside), sharing=sharing,
         k=config.retriever.k if config.train.documents == "retrieved" else 1, num_replicas=parallel.data_replicas,
         num_ranks=parallel.pipeline_stages * parallel.data_replicas,
     )  # fmt: skip
@@ -131,12 +152,28 @@ def _trace(config: Config, program: BlockProgram, batch: dict[str, Tensor], mesh
     mesh.barrier()
     count = config.parallel.num_microbatches
     with trace_bar(Console(stderr=True, quiet=mesh.rank != 0)) as progress:
-        profile = trace(program, batch, num_microbatches=count, lineage_samples=LINEAGE_SAMPLES, progress=progress)
+        profile = trace(
+            program, batch, num_microbatches=count, lineage_samples=LINEAGE_SAMPLES, progress=progress,
+            busy_ranks=mesh.size, **_cache(config, mesh),
+        )  # fmt: skip
     require_sample_lineage(profile)
     return Profile.from_json(mesh.broadcast(profile.to_json()))
 
 
-def _partition(config: Config, profile: Profile) -> Plan:
+def _cache(config: Config, mesh: Mesh) -> dict[str, Any]:
+    """Rank 0 keeps and reads traces; all ranks take what it finds, or all trace."""
+    folder = config.parallel.trace_cache
+    if not folder:
+        return {}
+
+    def agree(found: Profile | None) -> Profile | None:
+        text = mesh.broadcast(None if found is None else found.to_json())
+        return None if text is None else replace(Profile.from_json(text), cached=True)
+
+    return {"cache_dir": folder if mesh.is_first else None, "agree": agree}
+
+
+def _partition(config: Config, profile: Profile, beside: tuple[Beside, ...] = ()) -> Plan:
     parallel, cluster = config.parallel, Cluster.of(config.parallel)
     return partition(
         profile,
@@ -149,34 +186,41 @@ def _partition(config: Config, profile: Profile) -> Plan:
         link_latency_s=cluster.link_latency_s,
         link_bytes_per_s=cluster.link_bytes_per_s,
         pins=parallel.pins,
+        beside=beside,
     )
 
 
 def make_towers_plan(config: Config, encoder: DualEncoder, store: DocumentStore, mesh: Mesh) -> Plan:
     """Where to cut the retriever's towers, traced on documents of the store.
 
+    With a capacity they are cut for the least memory, whatever the objective; what is left is the reader's.
+
     Raises:
         ValueError: on every rank, if there are more stages than blocks.
     """
     parallel, program = config.parallel, tower_program(encoder)
+    if parallel.pipeline_stages > len(program.blocks):
+        raise ValueError(
+            f"parallel.pipeline_stages is {parallel.pipeline_stages}, but the towers (parallel.towers piped) have "
+            f"{len(program.blocks)} blocks; use at most {len(program.blocks)} stages, or parallel.towers dealt"
+        )
     documents = store.fetch(store.ids[:ROW_BUCKET])
     features = document_features(encoder, documents, image_size=config.data.image_size)
     batch = pad_batch(program, features, multiple=ROW_BUCKET * parallel.num_microbatches, weights=())
     mesh.barrier()
-    profile = trace(program, batch, num_microbatches=parallel.num_microbatches, lineage_samples=LINEAGE_SAMPLES)
+    profile = trace(
+        program, batch, num_microbatches=parallel.num_microbatches, lineage_samples=LINEAGE_SAMPLES,
+        busy_ranks=mesh.size, **_cache(config, mesh),
+    )  # fmt: skip
     require_sample_lineage(profile)
     schedule = "1f1b" if parallel.num_microbatches >= parallel.pipeline_stages else "gpipe"
     cluster = Cluster.of(parallel)
-    try:
-        return partition(
-            Profile.from_json(mesh.broadcast(profile.to_json())),
-            num_stages=parallel.pipeline_stages,
-            schedule=schedule,
-            num_microbatches=parallel.num_microbatches,
-            objective=parallel.objective,
-            capacity_bytes=cluster.capacity_bytes,
-            link_latency_s=cluster.link_latency_s,
-            link_bytes_per_s=cluster.link_bytes_per_s,
-        )
-    except ValueError as error:
-        raise ValueError(f"parallel.towers piped: {error}") from error
+    return partition(
+        Profile.from_json(mesh.broadcast(profile.to_json())),
+        num_stages=parallel.pipeline_stages,
+        schedule=schedule,
+        num_microbatches=parallel.num_microbatches,
+        objective=parallel.objective if cluster.capacity_bytes is None else "memory",
+        link_latency_s=cluster.link_latency_s,
+        link_bytes_per_s=cluster.link_bytes_per_s,
+    )

@@ -6,6 +6,8 @@ The planner knows nothing of this package; it finds this function by its import 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,18 +17,22 @@ from data.command_line import parse
 from data.dataset import Dataset
 from pipeline import BlockProgram, Plan
 from pipeline.config import ParallelConfig
+from pipeline.costs import Beside
 from rag_mm.config import Config
 from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
 from rag_mm.model import build_model
-from rag_mm.planning import choose_vision, has_vision, planned_batch
+from rag_mm.planning import beside_the_reader, choose_vision, has_vision, planned_batch
 from rag_mm.step import JointStep
 from rag_mm.towers import DealtTowers
 from rag_mm.vision_once import VisionOnce
 
 
-def for_planning(config_path: str, overrides: list[str]) -> tuple[BlockProgram, dict[str, Tensor], ParallelConfig]:
-    """The program that training would cut, one replica's batch of it, and the layout asked for.
+def for_planning(
+    config_path: str, overrides: list[str]
+) -> tuple[BlockProgram, dict[str, Tensor], ParallelConfig, Callable[[ParallelConfig], tuple[Beside, ...]]]:
+    """The program that training would cut, one replica's batch of it, the layout asked for, and what the retriever's
+    towers take of each rank in a layout.
 
     ``reader.vision`` decides as in training whether the program has the vision block; what ``auto`` finds is said on
     stderr. It looks at the configuration alone, not at ``--stages``, ``--microbatches`` and ``--cluster``.
@@ -54,7 +60,11 @@ def for_planning(config_path: str, overrides: list[str]) -> tuple[BlockProgram, 
     if config.parallel.towers == "piped":
         print("parallel.towers piped: this is the reader's plan; training cuts the towers itself", file=sys.stderr)
     program = reader if vision is None else vision.program
-    return program, planned_batch(config, joint, vision), config.parallel
+
+    def beside(parallel: ParallelConfig) -> tuple[Beside, ...]:
+        return beside_the_reader(replace(config, parallel=parallel), joint, mesh)
+
+    return program, planned_batch(config, joint, vision), config.parallel, beside
 
 
 def _vision(config: Config, reader: BlockProgram, joint: JointStep, mesh: Mesh) -> tuple[VisionOnce | None, str]:

@@ -43,7 +43,7 @@ def test_the_command_cuts_what_training_cuts(
     assert "piped" not in err
     given.write_text(out)
     for asked in (vision, "auto"):
-        whole, batch, parallel = for_planning(
+        whole, batch, parallel, _ = for_planning(
             config, flags(factbook_dir, "--reader.vision", asked, "--parallel.plan", str(given))
         )
         Plan.from_json(Path(parallel.plan).read_text()).validate(whole)
@@ -62,7 +62,7 @@ def test_auto_is_decided_and_said_as_in_training(
 
     monkeypatch.setattr(planning, "choose", choose)
     options = ("--reader.vision", "auto", "--parallel.towers", "piped", "--parallel.data_replicas", "2")
-    reader, batch, _ = program.for_planning(config, flags(factbook_dir, *options))
+    reader, batch, *_ = program.for_planning(config, flags(factbook_dir, *options))
     assert ("vision" in [block.name for block in reader.blocks]) != once
     assert reader.num_samples(batch) == 4 and ranks == [4]
     err = capsys.readouterr().err
