@@ -1,233 +1,368 @@
-"""The document store: the retriever's memory on disk, read by id, edited without rewriting it.
+"""The document store: the retriever's memory, read by id, edited without rewriting it.
 
-Documents live in indexed shards (`data.shards`): ``<id>.json`` with title, fields and meta, and optionally
-``<id>.png``. A step of training asks for some hundred ids at once, many of them twice and many of them
-neighbours, so ``fetch`` drops duplicates, sorts by (shard, offset) and joins adjacent samples into one
-``pread``.
+Documents live in indexed shards (`data.shards`): ``<id>.json`` with title, fields and meta, and optionally a picture.
+A step of training asks for some hundred ids at once, many of them twice and many of them neighbours: ``fetch`` drops
+duplicates, finds all places by one search of the id table (`data.document_table`) and reads them coalesced and
+concurrently (`data.random_reads`). What was read lately is kept as it was read, bounded in number and in bytes: parsed,
+it would weigh several times that, and on every garbage collection.
 
-Facts change without touching a shard: an edit is one line of ``edits.jsonl``, appended and flushed to disk
-before ``edit`` returns. The base fingerprint therefore names the shards for good, and ``version`` says how
-many edits lie on top, which is what an index has to know to tell whether it is stale. The price is that
-all edits are held in memory; at the point where that hurts, a store wants to be written anew.
+Facts change without touching a shard: edits, additions and deletions are lines of a log (`data.edit_log`). The base
+fingerprint therefore names the shards for good, and ``version`` says how many edits lie on top, which is what an
+index has to know to tell whether it is stale. A store can be opened as it was at an earlier edit.
+
+Shards, table and log may lie on any file system that fsspec knows, with copies of the shards on a local disk
+(`data.local_cache`).
 """
 
 from __future__ import annotations
 
 import difflib
-import fcntl
-import json
+import functools
 import os
+import threading
 import warnings
+import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data import shards
-from data.image_formats import extension_of, picture_member
-from data.sample_ids import from_key, to_key
+import numpy
+from numpy.typing import NDArray
 
-EDITS = "edits.jsonl"
+from data.document import Document, from_members, line_members, to_entry, to_sample
+from data.document_ids import DocumentIds
+from data.document_table import NO_PICTURE
+from data.edit_log import EDITS, EditLog
+from data.folder import Folder
+from data.kept_table import open_table
+from data.local_cache import Copies, LocalCache, Source
+from data.random_reads import RandomReads
+from data.sample_ids import to_key
 
+__all__ = ["EDITS", "Document", "DocumentStore", "to_sample"]
 
-@dataclass(frozen=True)
-class Document:
-    """One entry of the memory.
-
-    Attributes:
-        id: unique in its store.
-        title: one line; may be empty.
-        fields: label -> value, in the order they are written out; one line each.
-        image: picture as it was encoded (PNG, JPEG, ...), or None.
-        passage: running text of any number of lines, or empty.
-        meta: whatever else the converter kept; never shown to a model.
-    """
-
-    id: str
-    title: str
-    fields: dict[str, str]
-    image: bytes | None = None
-    meta: dict[str, Any] = field(default_factory=dict)
-    passage: str = ""
-
-    def __post_init__(self) -> None:
-        for name, value in (("title", self.title), *self.fields.items()):
-            if not isinstance(value, str) or "\n" in value or "\n" in name or ":" in name:
-                raise ValueError(f"document {self.id!r}: {name!r} must be one line of text, is {value!r}")
-
-    @property
-    def text(self) -> str:
-        """What a model reads: the title, then ``label: value``, then the passage, every line ended by a newline."""
-        passage = f"{self.passage}\n" if self.passage else ""
-        lines = [f"{self.title}\n", *(f"{label}: {value}\n" for label, value in self.fields.items())]
-        return "".join([*lines, passage])
-
-    @property
-    def search_text(self) -> str:
-        """What the retriever embeds: the title and, where there is one, the passage (fields change, and stay out)."""
-        return f"{self.title}\n{self.passage}" if self.passage else self.title
-
-
-def to_sample(document: Document) -> tuple[str, dict[str, bytes]]:
-    """The shard sample that holds ``document``."""
-    body: dict[str, Any] = {"title": document.title, "fields": document.fields, "meta": document.meta}
-    if document.passage:
-        body["passage"] = document.passage
-    members = {"json": json.dumps(body, ensure_ascii=False).encode()}
-    if document.image is not None:
-        members[extension_of(document.image) or "png"] = document.image
-    return to_key(document.id), members
+Entry = bytes | tuple[bytes, bytes]  # a document as it was read: its json, and its picture if it has one
 
 
 class DocumentStore:
-    """Random access to the documents of a folder of shards, with an append-only log of edits."""
+    """Random access to the documents of a folder of shards, with a log of edits on top.
 
-    def __init__(self, directory: str | Path, *, cache_size: int = 4096) -> None:
-        """Open a store; ``cache_size`` bounds the documents kept parsed (least recently used go first)."""
-        self.directory = Path(directory)
-        self._shards = shards.open_shards(self.directory)
-        self._place: dict[str, tuple[int, int, int]] = {}  # id -> shard, first byte, end
-        for number, shard in enumerate(self._shards):
-            for key, members in shard.index.samples.items():
-                if from_key(key) in self._place:
-                    raise ValueError(f"{shard.index.tar}: document id {key!r} occurs twice in the store")
-                if "json" not in members:
-                    raise ValueError(f"{shard.index.tar}: document {key!r} has no json member")
-                self._place[from_key(key)] = (number, *shards.extent(members))
-        self.ids: list[str] = list(self._place)
-        self.fingerprint: str = shards.contents_fingerprint(self._shards)
-        self.num_reads = 0  # preads so far; a test holds fetch to its promise by it
-        self._cache: OrderedDict[str, Document] = OrderedDict()
-        self._cache_size = cache_size
-        self._edits: list[tuple[str, str, str]] = []
-        self._edited: dict[str, dict[str, str]] = {}
-        self._edits_end = 0  # bytes of the log taken in so far
-        self.refresh()
+    Safe between threads and across fork; sent to another process, it opens there at the same edit.
+
+    Attributes:
+        folder: where the shards lie.
+        fingerprint: of the shards, whatever was edited since.
+        copies: the node-local copies, or None without a cache folder.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        at_edit: int | None = None,
+        cache_size: int = 4096,
+        cache_bytes: int = 256 << 20,
+        max_open_files: int = 64,
+        num_threads: int = 16,
+        cache_dir: str | Path | None = None,
+        cache_dir_bytes: int = 1 << 40,
+    ) -> None:
+        """Open a store.
+
+        Args:
+            directory: a path, or any URL that fsspec can read.
+            at_edit: read the store as it was after so many edits, and refuse to change it; None for the last.
+            cache_size: documents kept in memory at most, as bytes; the least recently used go first.
+            cache_bytes: their bytes at most.
+            max_open_files: shards open at a time at most.
+            num_threads: reads in flight at most.
+            cache_dir: folder on a disk of this node for copies of the shards (`data.local_cache`).
+            cache_dir_bytes: of all copies in that folder at most.
+
+        Raises:
+            FileNotFoundError: there are no shards.
+            ValueError: a shard is not indexed or has changed, an id occurs twice, the log of edits is malformed.
+        """
+        self._cache_size, self._cache_bytes = cache_size, cache_bytes
+        self._options = {
+            "cache_size": cache_size, "cache_bytes": cache_bytes, "max_open_files": max_open_files,
+            "num_threads": num_threads, "cache_dir": cache_dir, "cache_dir_bytes": cache_dir_bytes,
+        }  # fmt: skip
+        self.folder = Folder(directory)
+        self._table = open_table(self.folder, cache_dir=None if cache_dir is None else Path(cache_dir))
+        if self._table.left_out:
+            reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(self._table.left_out.items()))
+            warnings.warn(f"{self.folder}: samples that are no documents are left out: {reasons}", stacklevel=2)
+        self.fingerprint: str = self._table.fingerprint
+        self._log = EditLog(self.folder, base=self.fingerprint, in_shards=self._in_shards, at_edit=at_edit)
+        self._log_number = len(self._table.shards)  # the log is the last of the files that documents are read from
+        self.copies: Copies | None = None
+        if cache_dir is not None:
+            cache = LocalCache(cache_dir, store=self.fingerprint, max_bytes=cache_dir_bytes)
+            shards = self._table.shards
+            sources = [Source(s.sha256, s.size, functools.partial(self.folder.open, s.name)) for s in shards]
+            store = weakref.ref(self)  # the thread must not keep alive what it works for
+
+            def use(number: int, path: Path) -> None:
+                if (alive := store()) is not None:
+                    alive._reads.replace(number, path)
+
+            self.copies = Copies(cache, sources, use)
+            weakref.finalize(self, self.copies.stop)
+        self._reads = RandomReads(
+            [self.folder.path(name) for name in (*(shard.name for shard in self._table.shards), EDITS)],
+            filesystem=self.folder.filesystem,
+            max_open_files=max_open_files,
+            num_threads=num_threads,
+            on_first_use=None if self.copies is None else self.copies.want,
+        )
+        self._cache: OrderedDict[str, Entry] = OrderedDict()
+        self._cached_bytes = 0
+        self._ids: DocumentIds | None = None
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+
+    def __reduce__(self) -> Any:
+        return _open_again, (self.folder.url, self.num_edits, self._options)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self._table) - len(self._log.hidden) + len(self._log.added)
 
     def __contains__(self, document_id: object) -> bool:
-        return document_id in self._place
+        return isinstance(document_id, str) and self._log.holds(document_id)
+
+    @property
+    def ids(self) -> DocumentIds:
+        """The ids of all documents: those of the shards in their order, then what was added since."""
+        with self._guarded():
+            if self._ids is None:
+                self._ids = DocumentIds(self._table, hidden=list(self._log.hidden), added=list(self._log.added))
+            return self._ids
 
     @property
     def num_edits(self) -> int:
-        return len(self._edits)
+        """Edits, additions and deletions so far."""
+        return len(self._log)
 
     @property
     def version(self) -> str:
         return f"{self.fingerprint[:12]}+{self.num_edits}"
 
+    @property
+    def num_reads(self) -> int:
+        """Reads of files so far; neighbours that were read together count once."""
+        return self._reads.num_reads
+
+    @property
+    def num_cached(self) -> tuple[int, int]:
+        """Documents kept in memory, and their bytes."""
+        return len(self._cache), self._cached_bytes
+
     def fetch(self, ids: Iterable[str]) -> list[Document]:
-        """The documents of ``ids``, in the order asked; KeyError names an id that does not exist."""
+        """The documents of ``ids``, in the order asked, all as of the same edit.
+
+        Raises:
+            KeyError: there is no such document; says if it was deleted, and by which edit.
+            ValueError: a document is malformed.
+            OSError: a shard cannot be read.
+        """
         wanted = list(ids)
-        for document_id in wanted:
-            if document_id not in self._place:
-                raise KeyError(f"no document {document_id!r} in {self.directory}")
+        with self._guarded():
+            cache = self._cache
+            missing = [document_id for document_id in dict.fromkeys(wanted) if document_id not in cache]
+            entries: dict[str, Entry] = {}
+            if len(missing) < len(wanted):
+                for document_id in wanted:
+                    if (entry := cache.get(document_id)) is not None:
+                        cache.move_to_end(document_id)
+                        entries[document_id] = entry
+            ranges, extents = self._places(missing)
+            changed = self._log.changed
+            overlay = {name: dict(changed[name]) for name in wanted if name in changed} if changed else {}
+            edit = self.num_edits
+        if missing:
+            read = dict(zip(missing, _entries(self._reads.read(ranges), extents), strict=True))
+            entries.update(read)
+            self._keep(read, edit)
         found: dict[str, Document] = {}
-        missing: list[str] = []
-        for document_id in dict.fromkeys(wanted):
-            document = self._cache.get(document_id)
-            if document is None:
-                missing.append(document_id)
-            else:
-                self._cache.move_to_end(document_id)
-                found[document_id] = document
-        for document_id, document in self._read(missing):
-            found[document_id] = document
-            self._cache[document_id] = document
-        while len(self._cache) > self._cache_size:
-            self._cache.popitem(last=False)
+        try:
+            for document_id, entry in entries.items():
+                if type(entry) is bytes:
+                    found[document_id] = from_members(document_id, entry, None)
+                else:
+                    found[document_id] = from_members(document_id, *entry)
+        except ValueError as error:
+            raise ValueError(f"{self.folder}: {error}") from error
+        for document_id, fields in overlay.items():
+            found[document_id] = replace(found[document_id], fields={**found[document_id].fields, **fields})
         return [found[document_id] for document_id in wanted]
 
-    def _read(self, ids: list[str]) -> Iterable[tuple[str, Document]]:
-        """Parse ``ids`` from disk: sorted, runs of adjacent samples in one read."""
-        runs: list[list[str]] = []
-        for document_id in sorted(ids, key=self._place.__getitem__):
-            number, start, _ = self._place[document_id]
-            if runs:
-                last_number, _, last_end = self._place[runs[-1][-1]]
-                # neighbours are a member header and padding apart
-                if number == last_number and start - last_end <= 1024:
-                    runs[-1].append(document_id)
-                    continue
-            runs.append([document_id])
-        for run in runs:
-            number, begin, _ = self._place[run[0]]
-            shard = self._shards[number]
-            data = shard.read(begin, self._place[run[-1]][2] - begin)
-            self.num_reads += 1
-            for document_id in run:
-                members = {
-                    ext: data[offset - begin : offset - begin + size]
-                    for ext, (offset, size) in shard.index.samples[to_key(document_id)].items()
-                }
-                yield document_id, self._parse(document_id, members)
+    def _keep(self, read: dict[str, Entry], edit: int) -> None:
+        """Put what was read as of ``edit`` into the cache."""
+        with self._guarded():
+            cache = self._cache
+            if len(self._log) > edit or not cache.keys().isdisjoint(read):  # of another thread, or changed meanwhile
+                for document_id in [*self._log.ids[edit:], *(name for name in read if name in cache)]:
+                    read.pop(document_id, None)
+            cache.update(read)
+            num_bytes = self._cached_bytes + sum(map(_num_bytes, read.values()))
+            while len(cache) > self._cache_size or num_bytes > self._cache_bytes:
+                entry = cache.popitem(last=False)[1]
+                num_bytes -= len(entry) if type(entry) is bytes else _num_bytes(entry)
+            self._cached_bytes = num_bytes
 
-    def _parse(self, document_id: str, members: Mapping[str, bytes]) -> Document:
-        try:
-            body = json.loads(members["json"])
-            fields = {**body["fields"], **self._edited.get(document_id, {})}
-            return Document(
-                document_id, body["title"], fields, picture_member(members), body.get("meta", {}),
-                body.get("passage", ""),
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{self.directory}: document {document_id!r} is malformed: {error}") from error
+    def _places(self, ids: list[str]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+        """Of each document the number of its file, first byte and end (N, 3), and its row of extents (N, 5).
+
+        What stands in the log has extents of -1.
+        """
+        log = self._log
+        for document_id in ids if log.deleted else ():
+            if document_id in log.deleted:
+                edit = log.deleted[document_id]
+                raise KeyError(f"document {document_id!r} of {self.folder} was deleted by edit {edit}")
+        base = [name for name in ids if name not in log.added] if log.added else ids
+        positions = self._table.find(base)
+        if len(positions) and positions.min() < 0:
+            unknown = base[int((positions < 0).argmax())]
+            example = f", such as {self.ids[0]!r}" if len(self) else ""
+            raise KeyError(f"no document {unknown!r} in {self.folder}, which holds {len(self)} documents{example}")
+        places = self._table.places(positions)
+        if len(base) == len(ids):
+            return places
+        ranges, extents = numpy.empty((len(ids), 3), numpy.int64), numpy.full((len(ids), 5), -1, numpy.int64)
+        in_log = numpy.array([name in log.added for name in ids])
+        ranges[in_log] = [(self._log_number, *log.added[name]) for name in ids if name in log.added]
+        ranges[~in_log], extents[~in_log] = places
+        return ranges, extents
 
     def edit(self, document_id: str, field: str, value: str) -> Document:
         """Set one field of one document for good; returns the document as it now is.
 
         Raises:
             KeyError: no such document.
-            ValueError: the document has no such field, or the value is not one line of text.
+            ValueError: the document has no such field, the value is not one line of text, or the store cannot be
+                changed here (`EditLog.append`).
         """
-        document = self.fetch([document_id])[0]
-        if field not in document.fields:
-            near = difflib.get_close_matches(field, document.fields, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            allowed = ", ".join(document.fields)
-            raise ValueError(f"document {document_id!r} has no field {field!r} (it has: {allowed}){hint}")
-        if not value.strip() or "\n" in value:
-            raise ValueError(f"field {field!r} of {document_id!r} must be one non-empty line, is {value!r}")
-        line = json.dumps({"id": document_id, "field": field, "value": value}, ensure_ascii=False) + "\n"
-        with (self.directory / EDITS).open("a+b") as log:
-            fcntl.flock(log, fcntl.LOCK_EX)  # another process may edit the same store
-            self.refresh()
-            log.truncate(self._edits_end)  # a line torn by a crash was never acknowledged
-            log.write(line.encode())
-            log.flush()
-            os.fsync(log.fileno())
-        self.refresh()
+
+        def entry() -> dict[str, Any]:
+            document = self.fetch([document_id])[0]
+            if field not in document.fields:
+                near = difflib.get_close_matches(field, document.fields, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                allowed = ", ".join(document.fields)
+                raise ValueError(f"document {document_id!r} has no field {field!r} (it has: {allowed}){hint}")
+            if not value.strip() or "\n" in value:
+                raise ValueError(f"field {field!r} of {document_id!r} must be one non-empty line, is {value!r}")
+            return {"op": "edit", "id": document_id, "field": field, "value": value}
+
+        self._change(entry)
         return self.fetch([document_id])[0]
+
+    def add(self, document: Document) -> None:
+        """Add a document for good; it stands in the log, where shards would have to be written anew.
+
+        Raises:
+            ValueError: there is one of this id, or the store cannot be changed here (`EditLog.append`).
+        """
+
+        def entry() -> dict[str, Any]:
+            to_key(document.id)  # refuses what could not be an id in a shard either
+            if document.id in self:
+                raise ValueError(f"document {document.id!r} exists already; edit it, or delete it first")
+            return {"op": "add", **to_entry(document)}
+
+        self._change(entry)
+
+    def delete(self, document_id: str) -> None:
+        """Take a document out for good.
+
+        Raises:
+            KeyError: no such document.
+            ValueError: the store cannot be changed here (`EditLog.append`).
+        """
+
+        def entry() -> dict[str, Any]:
+            with self._guarded():
+                self._places([document_id])
+            return {"op": "delete", "id": document_id}
+
+        self._change(entry)
 
     def refresh(self) -> None:
         """Take in the edits that were appended since, by this process or another."""
-        path = self.directory / EDITS
-        if not path.exists():
-            return
-        with path.open("rb") as log:
-            log.seek(self._edits_end)
-            tail = log.read()
-        for line in tail.splitlines(keepends=True):
-            if not line.endswith(b"\n"):
-                warnings.warn(f"{path} ends in a torn line, which is left out", stacklevel=2)
-                break
+        with self._guarded():
+            before = self.num_edits
             try:
-                entry = json.loads(line)
-                document_id, label, value = entry["id"], entry["field"], entry["value"]
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{path}, edit {len(self._edits) + 1} is malformed: {error}") from error
-            if document_id not in self._place:
-                raise ValueError(f"{path}, edit {len(self._edits) + 1}: no document {document_id!r}")
-            self._edits.append((document_id, label, value))
-            self._edited.setdefault(document_id, {})[label] = value
-            self._cache.pop(document_id, None)
-            self._edits_end += len(line)
+                self._log.refresh()
+            finally:  # the lines before a malformed one count
+                self._forget(self._log.ids[before:])
 
     def edited_ids_since(self, num_edits: int) -> list[str]:
-        """Ids touched by the edits after the first ``num_edits``, each once, in order of first touch."""
+        """Ids edited, added or deleted after the first ``num_edits``, each once, in order of first touch.
+
+        Which of them exist now, ``in`` tells.
+        """
         if not 0 <= num_edits <= self.num_edits:
             raise ValueError(f"num_edits is {num_edits}; this store has {self.num_edits} edits")
-        return list(dict.fromkeys(document_id for document_id, _, _ in self._edits[num_edits:]))
+        return list(dict.fromkeys(self._log.ids[num_edits:]))
+
+    def close(self) -> None:
+        """Close all files, when no fetch is under way; the next one opens them again."""
+        if self.copies is not None:
+            self.copies.close()
+        self._reads.close()
+
+    def _in_shards(self, document_id: str) -> bool:
+        return bool(self._table.find([document_id])[0] >= 0)
+
+    def _change(self, make_entry: Callable[[], dict[str, Any]]) -> None:
+        make_entry()  # what is wrong already is refused before a log is made
+
+        with self._guarded():
+            before = self.num_edits
+
+            def entry_now() -> dict[str, Any]:
+                self._forget(self._log.ids[before:])
+                return make_entry()
+
+            try:
+                self._log.append(entry_now)
+            finally:
+                self._forget(self._log.ids[before:])
+
+    def _forget(self, ids: Iterable[str]) -> None:
+        for document_id in ids:
+            self._ids = None
+            if document_id in self._cache:
+                self._cached_bytes -= _num_bytes(self._cache.pop(document_id))
+
+    def _guarded(self) -> threading.RLock:
+        if os.getpid() != self._process:  # a child of fork: whoever held the lock is not here
+            self._lock, self._process = threading.RLock(), os.getpid()
+        return self._lock
+
+
+def _entries(parts: list[bytes], extents: NDArray[numpy.int64]) -> list[Entry]:
+    """What is kept of each document: its json, with its picture if it has one, wherever it stands."""
+    if (extents[:, 4] == NO_PICTURE).all():
+        return list(parts)
+    entries: list[Entry] = []
+    for part, (_, start, size, image_start, image_size) in zip(parts, extents.tolist(), strict=True):
+        if image_size == NO_PICTURE:
+            entries.append(part)
+        elif image_size < 0:
+            entries.append(line_members(part))
+        else:
+            entries.append((part[start : start + size], part[image_start : image_start + image_size]))
+    return entries
+
+
+def _num_bytes(entry: Entry) -> int:
+    return len(entry) if isinstance(entry, bytes) else len(entry[0]) + len(entry[1])
+
+
+def _open_again(url: str, at_edit: int, options: dict[str, Any]) -> DocumentStore:
+    return DocumentStore(url, at_edit=at_edit, **options)

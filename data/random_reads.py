@@ -14,47 +14,53 @@ from __future__ import annotations
 
 import errno
 import itertools
+import operator
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy
+from numpy.typing import NDArray
+
 MAX_GAP = 1024  # bytes read for nothing rather than reading twice: neighbours in a tar are a header and padding apart
+ADVICE = 128 << 10  # bytes; of a longer piece of advice the kernel may heed the beginning only
 MAX_RUN = 8 << 20  # bytes; longer runs would be one thread's work and one buffer
 NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 
 Range = tuple[int, int, int]  # number of the file, first byte, end
+Run = tuple[
+    int, int, int, list[int]
+]  # one read: file, first byte, end; and the ranges it serves, as places in what was asked
 
 
-@dataclass(slots=True)
-class Run:
-    """One read and the ranges it serves, as positions in what was asked."""
-
-    file: int
-    start: int
-    stop: int
-    wanted: list[int]
-
-
-def coalesce(ranges: Sequence[Range], *, max_gap: int = MAX_GAP, max_run: int = MAX_RUN) -> list[Run]:
+def coalesce(
+    ranges: Sequence[Range] | NDArray[numpy.int64], *, max_gap: int = MAX_GAP, max_run: int = MAX_RUN
+) -> list[Run]:
     """Sort ``ranges`` and join those at most ``max_gap`` bytes apart, as long as a run stays under ``max_run``."""
+    asked = numpy.asarray(ranges, dtype=numpy.int64).reshape(-1, 3)
+    order = numpy.lexsort((asked[:, 2], asked[:, 1], asked[:, 0]))
+    file, start, stop = asked[order].T
+    near = (file[1:] == file[:-1]) & (start[1:] - stop[:-1] <= max_gap)
+    if not near.any():  # the usual case, and no loop over it
+        return list(zip(file.tolist(), start.tolist(), stop.tolist(), order[:, None].tolist(), strict=True))
     runs: list[Run] = []
-    file, stop, run = -1, 0, None
-    for i in sorted(range(len(ranges)), key=ranges.__getitem__):
-        next_file, start, end = ranges[i]
-        if run is not None and next_file == file and start - stop <= max_gap and end - run.start <= max_run:
-            run.wanted.append(i)
-            if end > stop:
-                run.stop = stop = end
-        else:
-            file, stop = next_file, end
-            run = Run(file, start, end, [i])
-            runs.append(run)
+    for i, next_file, next_start, next_stop in zip(
+        order.tolist(), file.tolist(), start.tolist(), stop.tolist(), strict=True
+    ):
+        if runs:
+            last_file, first, end, wanted = runs[-1]
+            if next_file == last_file and next_start - end <= max_gap and next_stop - first <= max_run:
+                wanted.append(i)
+                if next_stop > end:
+                    runs[-1] = (last_file, first, next_stop, wanted)
+                continue
+        runs.append((next_file, next_start, next_stop, [i]))
     return runs
 
 
@@ -107,8 +113,8 @@ class RandomReads:
     def num_open(self) -> int:
         return len(self._open)
 
-    def read(self, ranges: Sequence[Range]) -> list[bytes]:
-        """The bytes of each (file number, first byte, end), in the order asked.
+    def read(self, ranges: Sequence[Range] | NDArray[numpy.int64]) -> list[bytes]:
+        """The bytes of each (file number, first byte, end), in the order asked; ranges (N, 3) may be an array.
 
         Raises:
             ValueError: if a file ends inside a range.
@@ -119,23 +125,41 @@ class RandomReads:
         runs = coalesce(ranges)
         if self._on_first_use is not None:
             with self._lock:
-                new = {run.file for run in runs if self._unused[run.file]}
+                new = {file for file, *_ in runs if self._unused[file]}
                 for file in new:
                     self._unused[file] = False
             for file in new:
                 self._on_first_use(file)
         parts: list[bytes] = [b""] * len(ranges)
-        local = [run for run in runs if self._local[run.file] is not None]
+        local = runs if self._filesystem is None else [run for run in runs if self._local[run[0]] is not None]
         if local:
             self._read_local(local, ranges, parts)
         if len(local) < len(runs):
-            self._read_remote([run for run in runs if self._local[run.file] is None], ranges, parts)
+            self._read_remote([run for run in runs if self._local[run[0]] is None], ranges, parts)
         with self._lock:
             self.num_reads += len(runs)
         return parts
 
+    def will_need(self, file: int, start: int, stop: int) -> None:
+        """Ask the system to read ahead bytes ``start`` to ``stop`` of a local file; nothing is waited for or promised.
+
+        What cannot be read says so when it is read.
+        """
+        path = self._local[file]
+        if path is None or not hasattr(os, "posix_fadvise"):
+            return
+        if os.getpid() != self._process:
+            self._start_again()
+        with suppress(OSError):
+            entry = self._open.take(file, path)
+            try:
+                for begin in range(start, stop, ADVICE):
+                    os.posix_fadvise(entry.fd, begin, min(ADVICE, stop - begin), os.POSIX_FADV_WILLNEED)
+            finally:
+                self._open.give_back(file, entry)
+
     def replace(self, file: int, path: str | Path) -> None:
-        """Read file number ``file`` from a local copy from now on."""
+        """Read file number ``file`` from a local copy from now on, as long as the copy is there."""
         self._local[file] = str(path)
         self._open.forget(file)
 
@@ -159,19 +183,34 @@ class RandomReads:
         self._open = self._open.of_child()
         self._process = os.getpid()
 
-    def _read_local(self, runs: list[Run], ranges: Sequence[Range], parts: list[bytes]) -> None:
+    def _read_local(self, runs: list[Run], ranges: _Ranges, parts: list[bytes]) -> None:
         later: list[Run] = []
-        for file, group in itertools.groupby(runs, key=lambda run: run.file):
-            if self._nowait is None or file not in self._open:
+        for file, group in itertools.groupby(runs, key=operator.itemgetter(0)):
+            entry = None if self._nowait is None else self._open.borrow(file)
+            if entry is None:
                 later += group
                 continue
-            with self._open.use(file, self._local[file]) as fd:
+            fd, flags = entry.fd, self._nowait
+            try:
                 for run in group:
-                    data = self._read_cached(fd, run) if self._nowait is not None else None
-                    if data is None:
+                    _, start, stop, wanted = run
+                    buffer = bytearray(stop - start)
+                    try:  # all of it, if it is in the page cache
+                        num_bytes = -1 if flags is None else os.preadv(fd, (buffer,), start, flags)
+                    except BlockingIOError:
+                        num_bytes = -1
+                    except OSError as error:
+                        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                            raise
+                        num_bytes, flags, self._nowait = -1, None, None  # this file system cannot say
+                    if num_bytes != stop - start:
                         later.append(run)
+                    elif len(wanted) == 1:
+                        parts[wanted[0]] = bytes(buffer)
                     else:
-                        _deal(run, data, ranges, parts)
+                        _deal(run, bytes(buffer), ranges, parts)
+            finally:
+                self._open.give_back(file, entry)
         if len(later) == 1:
             _deal(later[0], self._read_blocking(later[0]), ranges, parts)
         elif later:
@@ -181,61 +220,65 @@ class RandomReads:
             for run, data in zip(later, self._pool.map(self._read_blocking, later), strict=True):
                 _deal(run, data, ranges, parts)
 
-    def _read_cached(self, fd: int, run: Run) -> bytes | None:
-        """The run if all of it is in the page cache."""
-        assert self._nowait is not None
-        buffer = bytearray(run.stop - run.start)
-        try:
-            num_bytes = os.preadv(fd, [buffer], run.start, self._nowait)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                raise
-            self._nowait = None  # this file system cannot say
-            return None
-        return bytes(buffer) if num_bytes == len(buffer) else None
-
     def _read_blocking(self, run: Run) -> bytes:
-        path = self._local[run.file]
-        with self._open.use(run.file, path) as fd:
-            data = os.pread(fd, run.stop - run.start, run.start)
-            while len(data) < run.stop - run.start:  # a signal, or the end of the file
-                more = os.pread(fd, run.stop - run.start - len(data), run.start + len(data))
+        path = self._local[run[0]]
+        if path is None:  # it was a copy a moment ago
+            return self._read_source(run)
+        try:
+            return self._read_file(path, run)
+        except FileNotFoundError:
+            source = None if self._filesystem is not None else self.files[run[0]]
+            if path == source:
+                raise
+            self._local[run[0]] = source  # somebody removed the copy
+            return self._read_blocking(run)
+
+    def _read_file(self, path: str, run: Run) -> bytes:
+        file, start, stop, _ = run
+        entry = self._open.take(file, path)
+        try:
+            data = os.pread(entry.fd, stop - start, start)
+            while len(data) < stop - start:  # a signal, or the end of the file
+                more = os.pread(entry.fd, stop - start - len(data), start + len(data))
                 if not more:
                     raise ValueError(_ended(path, run))
                 data += more
-        return data
+            return data
+        finally:
+            self._open.give_back(file, entry)
 
-    def _read_remote(self, runs: list[Run], ranges: Sequence[Range], parts: list[bytes]) -> None:
-        runs = [run for run in runs if run.stop > run.start]  # of an empty range, object stores would send everything
-        found = self._filesystem.cat_ranges(
-            [self.files[run.file] for run in runs],
-            [run.start for run in runs],
-            [run.stop for run in runs],
-            on_error="raise",
-        )
+    def _read_source(self, run: Run) -> bytes:
+        part = [b""]
+        self._read_remote([(*run[:3], [0])], [run[:3]], part)
+        return part[0]
+
+    def _read_remote(self, runs: list[Run], ranges: _Ranges, parts: list[bytes]) -> None:
+        # of an empty range, object stores would send everything
+        runs = [run for run in runs if run[2] > run[1]]
+        files, starts, stops = [self.files[run[0]] for run in runs], [run[1] for run in runs], [run[2] for run in runs]
+        found = self._filesystem.cat_ranges(files, starts, stops, on_error="raise")
         for run, data in zip(runs, found, strict=True):
-            if len(data) != run.stop - run.start:
-                raise ValueError(_ended(self.files[run.file], run))
+            if len(data) != run[2] - run[1]:
+                raise ValueError(_ended(self.files[run[0]], run))
             _deal(run, data, ranges, parts)
+
+
+_Ranges = Sequence[Range] | NDArray[numpy.int64]
 
 
 def _again(files: list[str], filesystem: Any, max_open_files: int, num_threads: int) -> RandomReads:
     return RandomReads(files, filesystem=filesystem, max_open_files=max_open_files, num_threads=num_threads)
 
 
-def _ended(path: str | None, run: Run) -> str:
-    return f"{path} ends inside the range of bytes {run.start} to {run.stop}; index it again or restore it"
+def _ended(path: str, run: Run) -> str:
+    return f"{path} ends inside the range of bytes {run[1]} to {run[2]}; index it again or restore it"
 
 
-def _deal(run: Run, data: bytes, ranges: Sequence[Range], parts: list[bytes]) -> None:
-    if len(run.wanted) == 1:
-        parts[run.wanted[0]] = data
-        return
-    for i in run.wanted:
+def _deal(run: Run, data: bytes, ranges: _Ranges, parts: list[bytes]) -> None:
+    _, begin, end, wanted = run
+    for i in wanted:
         _, start, stop = ranges[i]
-        parts[i] = data[start - run.start : stop - run.start]
+        parts[i] = data if (start, stop) == (begin, end) else data[start - begin : stop - begin]
 
 
 @dataclass(slots=True, eq=False)
@@ -258,13 +301,18 @@ class _OpenFiles:
     def __len__(self) -> int:
         return len(self._files) + len(self._leaving)
 
-    def __contains__(self, file: int) -> bool:
-        return file in self._files
+    def borrow(self, file: int) -> _OpenFile | None:
+        """The file if it is open already; to be given back."""
+        with self._changed:
+            entry = self._files.get(file)
+            if entry is None or entry.fd < 0:
+                return None
+            entry.users += 1
+            self._files.move_to_end(file)
+            return entry
 
-    @contextmanager
-    def use(self, file: int, path: str | None) -> Iterator[int]:
-        """The descriptor of a file, opened if it is not; waits while all are in use by others."""
-        assert path is not None
+    def take(self, file: int, path: str) -> _OpenFile:
+        """The file, opened if it is not; waits while all others are in use. To be given back."""
         with self._changed:
             while (entry := self._files.get(file)) is None and not self._make_room():
                 self._changed.wait()
@@ -277,17 +325,22 @@ class _OpenFiles:
                 with entry.opening:  # not under the common lock: an open may take milliseconds
                     if entry.fd < 0:
                         entry.fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
-            yield entry.fd
-        finally:
-            with self._changed:
-                entry.users -= 1
-                if not entry.users:
-                    if entry in self._leaving:
-                        self._leaving.remove(entry)
-                        _close(entry)
-                    elif entry.fd < 0 and self._files.get(file) is entry:  # could not be opened
-                        del self._files[file]
-                    self._changed.notify()
+        except BaseException:
+            self.give_back(file, entry)
+            raise
+        return entry
+
+    def give_back(self, file: int, entry: _OpenFile) -> None:
+        with self._changed:
+            entry.users -= 1
+            if entry.users:
+                return
+            if entry in self._leaving:
+                self._leaving.remove(entry)
+                _close(entry)
+            elif entry.fd < 0 and self._files.get(file) is entry:  # could not be opened
+                del self._files[file]
+            self._changed.notify()
 
     def _make_room(self) -> bool:
         if len(self) < self.limit:

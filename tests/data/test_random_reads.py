@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,17 +67,18 @@ def test_runs_cover_each_range_once_in_order_and_join_near_neighbours_only(
     ranges: list[Range], max_gap: int, max_run: int
 ):
     runs = coalesce(ranges, max_gap=max_gap, max_run=max_run)
-    assert sorted(i for run in runs for i in run.wanted) == list(range(len(ranges)))
-    assert [(run.file, run.start) for run in runs] == sorted((run.file, run.start) for run in runs)
-    for run in runs:
-        inside = [ranges[i] for i in run.wanted]
-        assert {file for file, _, _ in inside} == {run.file}
-        assert run.start == min(start for _, start, _ in inside) and run.stop == max(stop for *_, stop in inside)
-        assert run.stop - run.start <= max(max_run, max(stop - start for _, start, stop in inside))
-        covered = run.start
+    assert sorted(i for *_, wanted in runs for i in wanted) == list(range(len(ranges)))
+    assert [run[:2] for run in runs] == sorted(run[:2] for run in runs)
+    for file, first, end, wanted in runs:
+        inside = [ranges[i] for i in wanted]
+        assert {one for one, _, _ in inside} == {file}
+        assert first == min(start for _, start, _ in inside) and end == max(stop for *_, stop in inside)
+        assert end - first <= max(max_run, max(stop - start for _, start, stop in inside))
+        covered = first
         for _, start, stop in sorted(inside):
             assert start - covered <= max_gap
             covered = max(covered, stop)
+    assert coalesce(numpy.array(ranges, dtype=numpy.int64).reshape(-1, 3), max_gap=max_gap, max_run=max_run) == runs
 
 
 def test_neighbours_are_one_read():
@@ -144,10 +146,19 @@ def test_a_file_replaced_while_it_is_read_is_closed_by_its_last_reader(files: li
     copy = tmp_path / "copy"
     copy.write_bytes(b"x" * SIZES[2])
     reads, before = RandomReads(files, max_open_files=1), num_descriptors()
-    with reads._open.use(2, str(files[2])) as fd:
-        reads.replace(2, copy)
-        assert os.pread(fd, 5, 0) == content(2)[:5] and num_descriptors() == before + 1
+    entry = reads._open.take(2, str(files[2]))
+    reads.replace(2, copy)
+    assert os.pread(entry.fd, 5, 0) == content(2)[:5] and num_descriptors() == before + 1
+    reads._open.give_back(2, entry)
     assert num_descriptors() == before and reads.read([(2, 0, 3)]) == [b"xxx"]
+
+
+def test_a_copy_that_is_removed_is_read_from_its_source(files: list[Path], tmp_path: Path):
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/source", content(3))
+    for reads in (RandomReads(files, max_open_files=1), RandomReads(["/", "/", "/", "/source"], filesystem=memory)):
+        reads.replace(3, tmp_path / "gone")
+        assert reads.read([(3, 7, 900), (3, 3000, 3100)]) == [content(3)[7:900], content(3)[3000:3100]]
 
 
 def test_a_child_of_fork_reads_too(files: list[Path]):
