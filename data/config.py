@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,13 @@ class DataConfig:
         max_document_tokens: longer documents are truncated, counted and reported (tokens).
         max_answer_tokens: longer answers are truncated, counted and reported (tokens, end mark included).
         image_size: side of the square that every picture is resized to (pixels).
+        max_bad_share: training stops when a larger share of the samples read is broken (0 to 1).
+        shuffle_chunk: neighbouring samples that stay close in the order, and are read close in time (samples).
+        shuffle_window: samples that are shuffled among each other, a multiple of shuffle_chunk; data that is not larger
+            is shuffled as a whole.
+        tail: where an epoch does not divide into batches: wrap into the next epoch, pad with samples of weight 0, or
+            drop the rest.
+        workers: processes of each rank that read and decode the next steps' samples while a step runs (0: none).
     """
 
     dir: str = "data/factbook"
@@ -24,6 +32,11 @@ class DataConfig:
     max_document_tokens: int = 224
     max_answer_tokens: int = 24
     image_size: int = 24
+    max_bad_share: float = 0.01
+    shuffle_chunk: int = 256
+    shuffle_window: int = 64 * 256
+    tail: Literal["wrap", "pad", "drop"] = "wrap"
+    workers: int = 0
 
     def __post_init__(self) -> None:
         if self.fold not in (0, 1, 2, 3):
@@ -31,3 +44,14 @@ class DataConfig:
         for name in ("max_query_tokens", "max_document_tokens", "max_answer_tokens", "image_size"):
             if getattr(self, name) < 4:
                 raise ValueError(f"data.{name} is {getattr(self, name)}; it must be at least 4")
+        if self.shuffle_chunk < 1:
+            raise ValueError(f"data.shuffle_chunk is {self.shuffle_chunk}; it must be at least 1")
+        if self.shuffle_window < 1 or self.shuffle_window % self.shuffle_chunk:
+            raise ValueError(
+                f"data.shuffle_window is {self.shuffle_window}; it must be a multiple of data.shuffle_chunk "
+                f"({self.shuffle_chunk})"
+            )
+        if self.workers < 0:
+            raise ValueError(f"data.workers is {self.workers}; it must be 0 or more")
+        if not 0 <= self.max_bad_share <= 1:
+            raise ValueError(f"data.max_bad_share is {self.max_bad_share}; it must be from 0 (none) to 1 (all)")

@@ -15,30 +15,38 @@ Shapes: B questions, F pairs, Q = B + F queries, U unique documents, k documents
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from data.cursor import Batches
+from data.ahead import Ahead
 from data.dataset import Dataset, Pair, Sample, digest
 from data.document_store import Document
-from data.order import Order
 from pipeline import BlockProgram, Pipeline, keyed
 from rag_mm import objectives
-from rag_mm.augmentation import augment
 from rag_mm.batch import Collator, training_answers
 from rag_mm.config import Config
 from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
 from rag_mm.prepared import Outcome, Prepared, replica_share
+from rag_mm.queries import Queries, QueriesInWorker, QueryBatch, count_seen, step_pictures
 from rag_mm.renaming import Renaming, field_values
+from rag_mm.role import Role
+from rag_mm.streams import Streams
 from rag_mm.towers import Towers, embed_all
 from rag_mm.vision_once import VisionOnce
 from retriever.embed import embed_documents
 
 DRIFT_EVERY = 10  # steps
+
+
+class BatchMismatchError(RuntimeError):
+    """Ranks would have trained on different batches; says which."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,8 @@ class JointStep:
         asked: documents that training questions ask about (as a set; which question asks about which is not used).
         usable_pairs: positions of the pairs that the contrastive objective may see.
         values: values of each field over the asked documents, for renaming.
+        streams: which samples a step takes.
+        role: which pictures this rank decodes; None, before the reader is cut: all.
     """
 
     def __init__(
@@ -86,44 +96,80 @@ class JointStep:
                         f"{item.id} of {config.data.dir} names document {name!r}, which is not in the store"
                     )
         self.values = field_values(document.fields for document in memory.fetch(asked))
+        self.streams = Streams(
+            config, fingerprint=dataset.fingerprint, num_questions=len(self.questions), num_pairs=len(self.usable_pairs)
+        )
+        self.reads, self.trains_retriever = self.streams.reads, self.streams.trains_retriever
+        self._contrasts = self.streams.contrasts
+        self.role: Role | None = None
+        self._ahead: Ahead[QueryBatch] | None = None
 
-    def reads(self, step: int) -> bool:
-        """Whether the reader takes part in this step."""
-        return step >= self.config.train.retriever_steps
+    @functools.cached_property
+    def _queries_of(self) -> Queries:
+        return Queries(
+            self.config, self.questions, self.pairs, usable_pairs=self.usable_pairs, streams=self.streams,
+            values=self.values, role=self.role,
+        )  # fmt: skip
 
-    def trains_retriever(self, step: int) -> bool:
-        """Whether the retriever's weights may move in this step; if not, nothing is computed for them."""
-        train = self.config.train
-        moves = step < train.retriever_steps or train.joint_retriever_scale > 0
-        return moves and not (self.reads(step) and train.documents == "none")
+    def take_role(self, role: Role) -> None:
+        """From now on, decode only the pictures that this rank computes with."""
+        self.role = role
+        self.__dict__.pop("_queries_of", None)
 
-    def _contrasts(self, step: int) -> bool:
-        return self.config.objectives.contrastive > 0 and self.trains_retriever(step)
+    @contextlib.contextmanager
+    def reading_ahead(self, *, start: int) -> Iterator[None]:
+        """Within it, ``data.workers`` processes read the steps from ``start`` on, which are prepared in their order."""
+        opener = QueriesInWorker(self.config, self.usable_pairs, self.streams, self.values, self.role)
+        ahead = Ahead(opener, start=start, stop=self.config.train.steps, num_workers=self.config.data.workers)
+        self._ahead = ahead if self.config.data.workers else None
+        try:
+            yield
+        finally:
+            self._ahead = None
+            ahead.close()
 
     def samples(self, step: int) -> tuple[list[Sample], list[Pair]]:
         """The questions and pairs of global batch ``step``: a pure function of data, seed and step."""
-        train, objective = self.config.train, self.config.objectives
-        wanted = self._contrasts(step) and objective.contrastive_on != "questions"
-        chosen: list[int] = []
-        if self.reads(step):
-            chosen = self._batch(len(self.questions), "questions", train.batch_size, step - train.retriever_steps)
-        elif objective.contrastive_on != "pairs":  # else their labels are not looked at
-            chosen = self._batch(len(self.questions), "questions alone", train.retriever_batch_size, step)
-        paired: list[Pair] = []
-        if wanted and self.usable_pairs:
-            picks = self._batch(len(self.usable_pairs), "pairs", train.pair_batch_size, step)
-            paired = [self.pairs[self.usable_pairs[i]] for i in picks]
-        return [self.questions[i] for i in chosen], paired
+        return self._queries_of.samples(step)
 
-    def _batch(self, num: int, what: str, size: int, step: int) -> list[int]:
-        key = keyed.seed_of(what, self.config.train.seed)
-        return Batches(Order(num, self.dataset.fingerprint, key), size).at(step).positions.tolist()
+    def _taken(self, step: int) -> QueryBatch:
+        """What a step begins with, made here."""
+        samples, pairs = self.samples(step)
+        features = self._queries_of.features(samples, pairs, step)
+        return QueryBatch(samples, pairs, features, self._queries_of.renaming(step))
+
+    def _take(self, step: int) -> QueryBatch:
+        """What a step begins with, from a worker where there are some, and the same on every rank."""
+        if self._ahead is None:
+            batch = self._taken(step)
+        else:
+            assert self._ahead.next == step, "workers read the steps in their order"
+            batch = next(self._ahead)
+            count_seen(batch.seen, (self.questions, self.pairs))
+        self._check_same(step, batch)
+        return batch
+
+    def _check_same(self, step: int, batch: QueryBatch) -> None:
+        """Stop, on every rank, if a rank has another batch (a small collective).
+
+        Raises:
+            BatchMismatchError: names the ranks.
+        """
+        described = [f"{s.id} {s.weight} {s.question} {s.answers}" for s in batch.samples]
+        described += [f"{p.id} {p.weight} {p.text} {p.gold}" for p in batch.pairs]
+        digests = self.mesh.gather(digest(described))
+        others = [f"rank {rank}" for rank, theirs in enumerate(digests) if theirs != digests[0]]
+        if others:
+            raise BatchMismatchError(
+                f"step {step + 1}: {', '.join(others)} read another batch than rank 0 ({', '.join(digests)}); nothing "
+                f"was trained on it. All ranks must see the same files under {self.config.data.dir}"
+            )
 
     def prepare(self, step: int) -> Prepared:
         """Phase 1 but for the contrastive loss: embed, search, fetch, embed; and the reader's batch."""
         started = time.perf_counter()
-        samples, pairs = self.samples(step)
-        queries = self._queries(samples, pairs, step)
+        taken = self._take(step)
+        samples, queries = taken.samples, self._embedded(taken.features)
         ids: list[list[str]] = [[] for _ in samples]
         searched = torch.zeros(len(samples), 0)
         if self.reads(step):
@@ -132,7 +178,7 @@ class JointStep:
             elif self.config.train.documents == "gold":
                 ids = [[sample.subject or self.memory.store.ids[0]] for sample in samples]
         retrieve_s = time.perf_counter() - started
-        prepared = self._assemble(step, samples, pairs, queries, ids, reads=self.reads(step))
+        prepared = self._assemble(step, taken, queries, ids, reads=self.reads(step))
         prepared.retrieve_s = retrieve_s
         if prepared.reader and step - self.config.train.retriever_steps < self.config.train.distill_after:
             prepared.reader["distill_weight"] = torch.zeros(len(samples))
@@ -154,11 +200,12 @@ class JointStep:
     def example(self) -> Prepared:
         """The reader's first batch with arbitrary documents in place of retrieved ones: to trace and to prove on."""
         first = min(self.config.train.retriever_steps, self.config.train.steps - 1)
-        samples, pairs = self.samples(first)
+        taken = self._taken(first)
+        samples = taken.samples
         asked, documents = sorted(self.asked), self.config.train.documents
         k = {"retrieved": self.config.retriever.k, "gold": 1, "none": 0}[documents]
         ids = [[asked[(i * k + j) % len(asked)] for j in range(k)] for i in range(len(samples))]
-        return self._assemble(first, samples, pairs, self._queries(samples, pairs, first), ids, reads=True)
+        return self._assemble(first, taken, self._embedded(taken.features), ids, reads=True)
 
     def sharing(self, *, most: int = 20_000) -> float:
         """Pairs for each different document that the reader's first batch would read, with the retriever as it is.
@@ -182,27 +229,28 @@ class JointStep:
     def probe(self, step: int) -> Tensor:
         """Embeddings (B, E) of the questions of a step: what old and new index versions are compared on."""
         samples, _ = self.samples(step)
-        return self._queries(samples, [], step).embedding
+        return self._embedded(self._queries_of.features(samples, [], step)).embedding
 
     def _assemble(
         self,
         step: int,
-        samples: list[Sample],
-        pairs: list[Pair],
+        taken: QueryBatch,
         queries: _Queries,
         ids: list[list[str]],
         *,
         reads: bool,
     ) -> Prepared:
-        train = self.config.train
+        samples, pairs = taken.samples, taken.pairs
         gold = [self._labels(sample) for sample in samples] + [list(pair.gold) for pair in pairs]
         positives = {self._one_of(names, step) for names in gold if names} if self._contrasts(step) else set()
         unique = sorted(positives.union(*ids))
         documents = self.memory.fetch(unique)
-        image, has_image = self.collator.images([d.image for d in documents])
-        image = augment(image, unique, seed=train.seed, step=step, strength=train.augment)
-        document = self.encoder.features([d.search_text for d in documents], image, has_image)
         place = {name: i for i, name in enumerate(unique)}
+        read = torch.tensor([place[name] for names in ids for name in names], dtype=torch.int64)
+        wanted = None if self.role is None else self.role.document_rows(len(unique), len(samples), read)
+        images = [d.image for d in documents]
+        image, has_image = step_pictures(self.config, images, unique, step=step, wanted=wanted)
+        document = self.encoder.features([d.search_text for d in documents], image, has_image)
         positive = torch.zeros(len(gold), len(unique), dtype=torch.bool)
         for q, names in enumerate(gold):
             positive[q, [place[name] for name in names if name in place]] = True
@@ -215,12 +263,12 @@ class JointStep:
             query_embedding=queries.embedding,
             document_embedding=embed_all(self.towers, document),
             ids=ids,
-            read=torch.tensor([place[name] for names in ids for name in names], dtype=torch.int64),
+            read=read,
             positive=positive,
             contrastive_weight=counted / counted.sum().clamp(min=1.0),
         )
         if reads:
-            prepared.reader = self._reader_batch(prepared, documents, queries)
+            prepared.reader = self._reader_batch(prepared, documents, queries, taken.renaming)
         return prepared
 
     def _labels(self, sample: Sample) -> list[str]:
@@ -230,23 +278,17 @@ class JointStep:
         """One of several right documents, drawn by (seed, step, names)."""
         return names[keyed.seed_of("positive", self.config.train.seed, step, *names) % len(names)]
 
-    def _queries(self, samples: list[Sample], pairs: list[Pair], step: int) -> _Queries:
-        train = self.config.train
-        image, has_image = self.collator.images([s.image for s in samples] + [p.image for p in pairs])
-        names = [f"query {s.id}" for s in samples] + [f"query {p.id}" for p in pairs]
-        image = augment(image, names, seed=train.seed, step=step, strength=train.augment)
-        features = self.encoder.features([s.question for s in samples] + [p.text for p in pairs], image, has_image)
+    def _embedded(self, features: dict[str, Tensor]) -> _Queries:
         return _Queries(features, embed_all(self.towers, features))
 
-    def _reader_batch(self, prepared: Prepared, documents: list[Document], queries: _Queries) -> dict[str, Tensor]:
+    def _reader_batch(
+        self, prepared: Prepared, documents: list[Document], queries: _Queries, renaming: Renaming | None
+    ) -> dict[str, Tensor]:
         train, samples = self.config.train, prepared.samples
         question_image = (
             queries.features["image"][: len(samples)],
             queries.features["has_image"][: len(samples)],
         )
-        renaming = None
-        if train.documents != "none" and train.rename > 0:
-            renaming = Renaming(self.values, seed=train.seed, step=prepared.step, fraction=train.rename)
         if train.documents == "none":
             read = [[Document("", "", {})] for _ in samples]
             image = torch.ones_like(question_image[0])
@@ -263,7 +305,8 @@ class JointStep:
             [s.question for s in samples], read, question_image, document_image, renaming=renaming
         )
         weight = torch.tensor([s.weight for s in samples])
-        batch |= self.collator.answers(training_answers(samples, renaming), weight)
+        if self.role is None or self.role.answers:
+            batch |= self.collator.answers(training_answers(samples, renaming), weight)
         batch["sample_id"] = torch.tensor([keyed.seed_of(s.id) % 2**62 for s in samples])
         return batch
 
@@ -382,5 +425,6 @@ class JointStep:
         """Share of questions with a right document among those read, None where nothing is retrieved."""
         if self.config.train.documents != "retrieved" or not prepared.read.numel():
             return None
-        hits = [bool(set(sample.gold) & set(ids)) for sample, ids in zip(prepared.samples, prepared.ids, strict=True)]
-        return sum(hits) / len(hits)
+        rows = zip(prepared.samples, prepared.ids, strict=True)
+        hits = [bool(set(sample.gold) & set(ids)) for sample, ids in rows if sample.weight]
+        return sum(hits) / len(hits) if hits else None

@@ -128,8 +128,7 @@ class DualEncoder(nn.Module):
 
     def features(self, texts: Sequence[str], images_N3SS: Tensor, has_image_N: Tensor) -> dict[str, Tensor]:
         """Tensors that ``forward`` takes. Pictures are float in [0, 1]; rows without one are ignored."""
-        ids_NL, mask_NL = hashed(texts, num_buckets=self.config.text_buckets)
-        return {"trigram": ids_NL, "trigram_mask": mask_NL, "image": images_N3SS, "has_image": has_image_N}
+        return features(self.config, texts, images_N3SS, has_image_N)
 
     def forward(self, features: Features) -> Tensor:
         """Embeddings (N, E)."""
@@ -145,6 +144,14 @@ class DualEncoder(nn.Module):
     def scale(self) -> Tensor:
         """The contrastive scale, clamped."""
         return self.log_scale.exp().clamp(max=self.MAX_SCALE)
+
+
+def features(
+    config: RetrieverConfig, texts: Sequence[str], images_N3SS: Tensor, has_image_N: Tensor
+) -> dict[str, Tensor]:
+    """`DualEncoder.features` without an encoder."""
+    ids_NL, mask_NL = hashed(texts, num_buckets=config.text_buckets)
+    return {"trigram": ids_NL, "trigram_mask": mask_NL, "image": images_N3SS, "has_image": has_image_N}
 
 
 def rows(features: Features, index: Tensor) -> dict[str, Tensor]:

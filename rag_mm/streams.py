@@ -1,0 +1,109 @@
+"""Which samples a training step takes: three streams, and how far each has been consumed.
+
+Questions for the reader, questions while the retriever trains alone, and image-text pairs are shuffled apart, each
+with epochs of its own (`data.order`). What a step takes is a pure function of data, seed and step; a checkpoint keeps
+a cursor of each stream. Where a resumed run has other phases (``train.steps`` was changed), streams go on from
+their cursors, so that no sample of an epoch is skipped or seen twice for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from data.cursor import Batches, Cursor, Slots, Stream
+from data.order import Order
+from pipeline import keyed
+from rag_mm.config import Config
+
+Name = Literal["questions", "questions alone", "pairs"]
+
+
+class Streams:
+    """The streams of a run and the phases that decide when they flow.
+
+    Args:
+        fingerprint: of the data.
+        num_questions, num_pairs: samples of the training split that may be used.
+
+    Attributes:
+        batches: of each stream that has samples.
+    """
+
+    def __init__(self, config: Config, *, fingerprint: str, num_questions: int, num_pairs: int) -> None:
+        self.config = config
+        train, data = config.train, config.data
+        sizes: dict[Name, tuple[int, int]] = {
+            "questions": (num_questions, train.batch_size),
+            "questions alone": (num_questions, train.retriever_batch_size),
+            "pairs": (num_pairs, train.pair_batch_size),
+        }
+        self.batches: dict[Name, Batches] = {}
+        for name, (num_samples, batch_size) in sizes.items():
+            if num_samples and batch_size:
+                seed = keyed.seed_of(name, train.seed)
+                source: Stream = Order(
+                    num_samples, fingerprint, seed, chunk=data.shuffle_chunk, window=data.shuffle_window
+                )
+                self.batches[name] = Batches(source, batch_size, data.tail)
+        self._origin: dict[Name, tuple[int, int]] = dict.fromkeys(sizes, (0, 0))  # a step, and its batch
+
+    def reads(self, step: int) -> bool:
+        """Whether the reader takes part in a step."""
+        return step >= self.config.train.retriever_steps
+
+    def trains_retriever(self, step: int) -> bool:
+        """Whether the retriever's weights may move in a step; if not, nothing is computed for them."""
+        train = self.config.train
+        moves = step < train.retriever_steps or train.joint_retriever_scale > 0
+        return moves and not (self.reads(step) and train.documents == "none")
+
+    def contrasts(self, step: int) -> bool:
+        """Whether the contrastive objective takes part in a step."""
+        return self.config.objectives.contrastive > 0 and self.trains_retriever(step)
+
+    def flows(self, name: Name, step: int) -> bool:
+        """Whether a step takes a batch of a stream."""
+        on = self.config.objectives.contrastive_on
+        if name == "questions":
+            return self.reads(step)
+        if name == "questions alone":
+            return not self.reads(step) and on != "pairs"  # else their labels are not looked at
+        return self.contrasts(step) and on != "questions" and "pairs" in self.batches
+
+    def number(self, name: Name, step: int) -> int:
+        """How many batches of a stream the steps before ``step`` took: the number of the next one."""
+        since, number = self._origin[name]
+        assert step >= since, "a run does not go back behind its checkpoint"
+        joins = min(max(self.config.train.retriever_steps, since), step)  # the reader's first step, within reach
+        before, after = self.flows(name, 0), self.flows(name, self.config.train.retriever_steps)
+        return number + before * (joins - since) + after * (step - joins)
+
+    def slots(self, name: Name, step: int) -> Slots | None:
+        """The places of the batch of a stream that a step takes, None if it takes none.
+
+        Raises:
+            ValueError: if there are no samples.
+        """
+        if not self.flows(name, step):
+            return None
+        if name not in self.batches:
+            raise ValueError(f"{self.config.data.dir} has no training questions, and this run trains on them")
+        return self.batches[name].at(self.number(name, step))
+
+    def cursors(self, step: int) -> dict[str, Any]:
+        """What the first ``step`` steps consumed of each stream, for a checkpoint."""
+        return {name: batches.consumed(self.number(name, step)).to_json() for name, batches in self.batches.items()}
+
+    def go_on(self, step: int, cursors: Mapping[str, Any]) -> None:
+        """Go on at ``step`` from the cursors of a checkpoint.
+
+        Raises:
+            ValueError: if a stream is not the one that a cursor was taken of.
+        """
+        origin: dict[Name, tuple[int, int]] = {}
+        for name, batches in self.batches.items():
+            if name not in cursors:
+                raise ValueError(f"the checkpoint says nothing of the stream {name!r}; it has {', '.join(cursors)}")
+            origin[name] = (step, batches.go_on(Cursor.from_json(cursors[name])))
+        self._origin |= origin

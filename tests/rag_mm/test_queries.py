@@ -1,0 +1,94 @@
+"""What workers prepare is what the step would have prepared itself, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.dataset import Dataset
+from data.shards import write_index
+from rag_mm.step import JointStep
+from tests import distributed
+from tests.rag_mm.joint_setup import build, config, prepare
+
+assert distributed  # its fork server has torch already, which workers then need not import
+
+
+def make(directory: Path, out: Path, *, workers: int = 0, tail: str = "wrap") -> JointStep:
+    settings = config(directory, retriever_share=0.5, steps=6)
+    data = replace(settings.data, workers=workers, tail=tail)
+    joint, _ = build(replace(settings, data=data), out)
+    joint.samples = joint._queries_of.samples  # type: ignore[method-assign]  # without the bad ones
+    return joint
+
+
+def test_a_worker_prepares_the_same_steps(factbook_dir: Path, tmp_path: Path):
+    joint = make(factbook_dir, tmp_path, workers=1)
+    inline = [joint._taken(step) for step in range(1, 6)]
+    with joint.reading_ahead(start=1):
+        ahead = [joint._take(step) for step in range(1, 6)]
+    for one, other in zip(inline, ahead, strict=True):
+        assert one.samples == other.samples and one.pairs == other.pairs
+        assert one.features.keys() == other.features.keys()
+        assert all(torch.equal(one.features[name], other.features[name]) for name in one.features)
+        assert (one.renaming is None) == (other.renaming is None)
+        if one.renaming is not None and other.renaming is not None:
+            assert all(
+                one.renaming.value(f, v) == other.renaming.value(f, v) for f, vs in joint.values.items() for v in vs
+            )
+    assert joint._ahead is None and [batch.renaming is None for batch in ahead] == [True, True, False, False, False]
+
+
+def test_a_step_from_a_worker_has_the_same_batch_as_one_without(factbook_dir: Path, tmp_path: Path):
+    plain = make(factbook_dir, tmp_path / "a")
+    expected = prepare(plain, step=4)
+    joint = make(factbook_dir, tmp_path / "b", workers=1)
+    joint.memory.refresh(joint.towers, step=0, probe_BE=None, k=3, named=set())
+    with joint.reading_ahead(start=4):
+        found = joint.prepare(4)
+    assert found.ids == expected.ids and joint.data_digest(found) == plain.data_digest(expected)
+    assert all(torch.equal(found.reader[name], expected.reader[name]) for name in expected.reader)
+
+
+def test_bad_samples_that_a_worker_meets_are_counted_here(factbook_dir: Path, tmp_path: Path):
+    folder = tmp_path / "data"
+    shutil.copytree(factbook_dir, folder)
+    tar = folder / "questions" / "shard-000000.tar"
+    contents = bytearray(tar.read_bytes())
+    place = contents.index(b"\x89PNG")
+    contents[place + 8 : place + 30] = bytes(22)
+    tar.write_bytes(contents)
+    write_index(tar)
+    joint = make(folder, tmp_path / "run", workers=1)
+    counted = dict(joint.questions.bad.reasons)
+    assert sum(counted.values()) == 1  # the scan at the start met it
+    joint.questions.bad.start_epoch()
+    with joint.reading_ahead(start=0):
+        seen = [sample.id for step in range(6) for sample in joint._take(step).samples]
+    assert joint.questions.bad.num_read == len(set(seen))
+    bad = {sample.id for sample in joint.questions if not sample.weight}
+    assert len(bad) == 1 and joint.questions.bad.num_bad == len(bad)
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+def test_what_fills_up_an_epoch_counts_nowhere(factbook_dir: Path, tmp_path: Path, tail: str):
+    joint = make(factbook_dir, tmp_path, tail=tail)
+    num, size = len(Dataset(factbook_dir).questions("train")), 8
+    assert num % size
+    last = 3 + num // size  # the batch that holds the end of the epoch; the reader joins after 3 steps
+    samples, _ = joint.samples(last)
+    filler = [sample for sample in samples if not sample.weight]
+    assert len(samples) == size and len(filler) == (size - num % size if tail == "pad" else 0)
+    assert all(sample.gold == () for sample in filler)
+    prepared = joint._assemble(
+        last, joint._taken(last), joint._embedded(joint._taken(last).features), [["np", "jp", "br"]] * size, reads=True
+    )
+    for row, sample in enumerate(samples):
+        if not sample.weight:
+            assert prepared.contrastive_weight[row] == 0 and prepared.reader["sample_weight"][row] == 0
+            assert prepared.reader["target_weight"][row].sum() == 0
+    assert prepared.reader["target_weight"].sum() == pytest.approx(1.0)
