@@ -11,6 +11,7 @@ from pipeline import Plan
 from pipeline.plan import main
 from rag_mm import planning, program
 from rag_mm.program import for_planning
+from rag_mm.vision_choice import MODES
 from tests.rag_mm.joint_setup import READER
 
 SMALL = (
@@ -24,6 +25,12 @@ def flags(data: Path, *more: str) -> list[str]:
     return ["--data.dir", str(data), *SMALL, *more]
 
 
+@pytest.fixture(autouse=True)
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes would cost seconds a test."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     path = tmp_path / "config.yaml"
@@ -31,7 +38,7 @@ def config(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("vision", ["repeated", "once"])
+@pytest.mark.parametrize("vision", ["repeated", "grouped", "once"])
 def test_the_command_cuts_what_training_cuts(
     factbook_dir: Path, tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str], vision: str
 ) -> None:
@@ -39,7 +46,7 @@ def test_the_command_cuts_what_training_cuts(
     assert main(["--config", config, *options, "--json"]) == 0
     out, err = capsys.readouterr()
     names = [name for stage in json.loads(out)["stages"] for name in stage["blocks"]]
-    assert ("vision" in names) == (vision == "repeated")
+    assert (names[0] == "vision", "gather" in names) == (vision != "once", vision == "grouped")
     assert "piped" not in err
     given.write_text(out)
     for asked in (vision, "auto"):
@@ -50,20 +57,29 @@ def test_the_command_cuts_what_training_cuts(
         assert set(batch) >= set(whole.inputs)
 
 
-@pytest.mark.parametrize("once", [True, False])
+def test_shared_pictures_are_for_one_number_of_micro_batches(
+    factbook_dir: Path, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = flags(factbook_dir, "--reader.vision", "grouped")
+    assert main(["--config", config, *options, "--microbatches", "4"]) == 2
+    assert "give --parallel.num_microbatches instead" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_auto_is_decided_and_said_as_in_training(
-    factbook_dir: Path, config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, once: bool
+    factbook_dir: Path, config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     ranks = []
 
-    def choose(*_: object, num_ranks: int, **__: object) -> tuple[bool, float, float]:
+    def choose(*_: object, num_ranks: int, **__: object) -> tuple[str, dict[str, float]]:
         ranks.append(num_ranks)
-        return once, 2.0, 1.0
+        return mode, dict.fromkeys(MODES, 1.0)
 
     monkeypatch.setattr(planning, "choose", choose)
     options = ("--reader.vision", "auto", "--parallel.towers", "piped", "--parallel.data_replicas", "2")
     reader, batch, *_ = program.for_planning(config, flags(factbook_dir, *options))
-    assert ("vision" in [block.name for block in reader.blocks]) != once
+    names = [block.name for block in reader.blocks]
+    assert ("vision" in names, "gather" in names) == (mode != "once", mode == "grouped")
     assert reader.num_samples(batch) == 4 and ranks == [4]
     err = capsys.readouterr().err
-    assert f"so {'once' if once else 'per pair'}" in err and "parallel.towers piped" in err
+    assert f"so {mode}" in err and "parallel.towers piped" in err
