@@ -38,9 +38,10 @@ def _cell(value: Any) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def main() -> None:
+def main(results: Path = RESULTS) -> None:
+    """Put every table of a folder of results into its place."""
     text = DOCS.read_text()
-    for path in sorted(RESULTS.glob("*.json")):
+    for path in sorted(results.glob("*.json")):
         table = markdown(json.loads(path.read_text()))
         block = re.compile(rf"(<!-- {path.stem} -->\n).*?(<!-- /{path.stem} -->)", re.S)
         if not block.search(text):

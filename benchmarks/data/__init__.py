@@ -1,0 +1,1 @@
+"""Benchmarks of `data/`: ratios within one run, from files that the benchmark makes itself."""
