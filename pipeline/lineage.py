@@ -46,6 +46,7 @@ class Lineage:
             the samples that use them. Such a ``group`` is no obstacle: every micro-batch is given all rows that it
             uses, and the gradients of a row add up.
         synchronised: nothing but synchronised norms mixes or changes buffers.
+        changes: the buffers that a forward changes, by path, with the module's class.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Lineage:
     mixes: str
     shared: tuple[str, ...] = ()
     synchronised: bool = False
+    changes: tuple[str, ...] = ()
 
 
 def classify(program: BlockProgram, block: Block, env: Mapping[str, Tensor], *, grads: set[str]) -> Lineage:
@@ -70,7 +72,7 @@ def classify(program: BlockProgram, block: Block, env: Mapping[str, Tensor], *, 
         ValueError: for a batch of one sample, or rows that do not fit the declared axis.
     """
     with norm_statistics("rank"):
-        found = _classify(program, block, env, grads=grads)
+        found = replace(_classify(program, block, env, grads=grads), changes=_changed_buffers(block, env))
     if not any(isinstance(part, SynchronisedBatchNorm) for part in block.module.modules()):
         return found
     with norm_statistics("running"):
@@ -82,7 +84,7 @@ def _classify(program: BlockProgram, block: Block, env: Mapping[str, Tensor], *,
     num_samples = program.num_samples(env)
     if num_samples < 2:
         raise ValueError("cross-sample dependencies cannot be tested on a batch of 1 sample; use at least 2")
-    stateful = _is_stateful(block, env)
+    stateful = bool(_changed_buffers(block, env))
     experiment = Experiment(program, block, env)
     samples = torch.arange(num_samples)
     for name, base in experiment.base.items():
@@ -140,12 +142,15 @@ def _own(block: Block) -> str:
     return f"{block.name} ({type(block.module).__name__})"
 
 
-def _is_stateful(block: Block, env: Mapping[str, Tensor]) -> bool:
+def _changed_buffers(block: Block, env: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """``block.path.buffer (Class)`` of what a forward changes."""
     before = {name: buffer.clone() for name, buffer in block.module.named_buffers()}
     with torch.no_grad(), unchanged_buffers(block.module):
         call(block, cut_off(block, env, set()), ids=env.get(SAMPLE_ID))
         after = dict(block.module.named_buffers())
-        return any(differ(after[name], value, 0.0) for name, value in before.items())
+        changed = [name for name, value in before.items() if differ(after[name], value, 0.0)]
+    owners = (block.module.get_submodule(name.rpartition(".")[0]) for name in changed)
+    return tuple(f"{block.name}.{name} ({type(owner).__name__})" for name, owner in zip(changed, owners, strict=True))
 
 
 def _group_or_batch(experiment: Experiment) -> str:
@@ -247,8 +252,10 @@ def require_sample_lineage(profile: Profile) -> None:
             )
         if block.stateful:
             raise ValueError(
-                f"block {block.name!r} changes its buffers in the forward, so the result depends on how often and on "
-                "which rows it runs. Freeze it (eval mode), or keep the state outside the pipeline."
+                f"block {block.name!r} changes buffers in the forward ({', '.join(block.changes)}), so the result "
+                "depends on how often and on which rows it runs. Remedies: (1) freeze that module (eval mode, or a "
+                "constant in its place): the buffer stays what it is now. (2) Keep the state outside the pipeline and "
+                "pass it in as a batch input without a sample axis."
             )
 
 
@@ -270,17 +277,18 @@ def _remedy(mixes: str) -> str:
         )
     if _GENERATOR in mixes:
         return (
-            "Use keyed randomness: pipeline.keyed_modules.make_keyed(module), or pipeline.keyed.KeyedDropout "
+            "Remedy: keyed randomness, pipeline.keyed_modules.make_keyed(module), or pipeline.keyed.KeyedDropout "
             "(keyed.uniform) in its place."
         )
     if _KEYED_ROWS in mixes:
-        return "Draw by the ids of those rows instead: `with pipeline.keyed.rows(document_ids)`."
+        return "Remedy: draw by the ids of those rows instead, `with pipeline.keyed.rows(document_ids)`."
     if "how many samples" in mixes or "fails on a part" in mixes:
         return (
-            "Divide by a count over the global batch, given as a batch input, instead of the number of rows that "
-            "happen to be there; and take sizes from the inputs."
+            "Remedy: divide by a count over the global batch, given as a batch input, instead of the number of rows "
+            "that happen to be there; and take sizes from the inputs."
         )
     return (
-        "Compute it once over the whole batch outside the pipeline and pass the result in as a batch input, "
-        "or rewrite it to look at one sample only."
+        "Remedies: (1) Compute it once over the whole batch outside the pipeline and pass the result in as a batch "
+        "input: the function stays what it is (pipeline.hoist.Tower runs what comes before it there and back). "
+        "(2) Rewrite it to look at one sample only, which is another function."
     )

@@ -33,6 +33,7 @@ class BlockProfile:
             such memory by itself: blocks with a name in common belong on one stage.
         bytes_moved: bytes that the forward's operations read and write (0 where it was not counted).
         synchronised: nothing but synchronised norms mixes samples or changes buffers.
+        changes: paths of the buffers that change in the forward.
     """
 
     name: str
@@ -55,6 +56,7 @@ class BlockProfile:
     backward_flops: int = 0
     bytes_moved: int = 0
     synchronised: bool = False
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

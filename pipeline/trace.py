@@ -225,6 +225,7 @@ def _block_profile(
         backward_flops=cost.backward_flops,
         bytes_moved=cost.bytes_moved,
         synchronised=found.synchronised,
+        changes=found.changes,
     )
 
 

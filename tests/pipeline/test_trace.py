@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline import Block, BlockProgram, Profile, trace
+from pipeline.trace import CACHE_BYTES
 from tests.pipeline.fid_program import D, K, S, T, V, fid_batch, fid_program
 
 
@@ -144,6 +149,35 @@ def test_partial_ties_are_found() -> None:
     assert found["table"] == {"table.weight": 4 * 6 * 4} and found["view"] == {"table.weight": 4 * 6 * 4}
     assert found["slice"] == {"table.weight": 2 * 6 * 4} and found["back"] == found["join"] == {}
     assert all(b.ties == {} for b in profile.blocks)
+
+
+class Watch(TorchDispatchMode):
+    """What is added in place, by shape, between the clock's readings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket == torch.ops.aten.add_:
+            self.seen.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
+
+
+def test_times_are_those_within_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches are emptied before the clock starts for a forward; adding to ``.grad`` is part of a backward.
+
+    In a step other blocks run between two calls of a block, and micro-batches' gradients are added up.
+    """
+    filled = sys.modules["pipeline.trace"]._filler()
+    assert filled.numel() == CACHE_BYTES >= 64 << 20  # more than the last-level cache of a server's core complex
+    watch = Watch()
+    monkeypatch.setattr(sys.modules["pipeline.trace"], "_now", lambda _: watch.seen.append("clock") or 0.0)
+    program = BlockProgram([Block("b", nn.Linear(7, 5), ("x",), ("losses",))], inputs=("x",), outputs=("losses",))
+    with watch:
+        trace(program, {"x": torch.randn(4, 7)}, num_microbatches=1, repeats=2, warmup=1, lineage=False)
+    once = [(CACHE_BYTES,), "clock", "clock", "clock", (5, 7), (5,), "clock"]  # forward, then backward
+    assert watch.seen == once * 3
 
 
 def test_progress_is_told() -> None:
