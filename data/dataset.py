@@ -187,6 +187,46 @@ class Dataset:
         """The image-text pairs of ``split``; what belongs to no entity (other emoji) is in train."""
         return self._view("pairs", split, Pair)
 
+    def asked_documents(self) -> list[str]:
+        """Documents that training questions ask about, sorted; of converted data without a look at the questions."""
+        path = self.directory / "asked.json"
+        if path.exists():
+            asked: list[str] = json.loads(path.read_text(encoding="utf-8"))
+            return asked
+        return sorted({sample.subject for sample in self.questions("train") if sample.weight and sample.subject})
+
+    def fields_of(self, ids: Sequence[str]) -> Iterator[dict[str, str]]:
+        """The fields of documents, few of which are held at a time."""
+        for start in range(0, len(ids), 1024):
+            yield from (document.fields for document in self.store.fetch(ids[start : start + 1024]))
+
+    def check_documents(self) -> None:
+        """Whether every document that training names is in the store.
+
+        Converted data was checked when it was made, so it is read again only if the store was edited since.
+
+        Raises:
+            ValueError: names the first question or pair with a document that is not there.
+        """
+        if "made_by" in self.info and not self.store.num_edits:
+            return
+        for item in (*self.questions("train"), *self.pairs("train")):
+            subject = [item.subject] if isinstance(item, Sample) and item.weight and item.subject else []
+            for name in (*item.gold, *subject):
+                if name not in self.store:
+                    raise ValueError(
+                        f"{item.id} of {self.directory} names document {name!r}, which is not in the store"
+                    )
+
+    def check_subjects(self) -> None:
+        """ValueError names the first training question that no document belongs to."""
+        for sample in self.questions("train"):
+            if sample.weight and not sample.subject:
+                raise ValueError(
+                    f"train.documents is gold, but {sample.id} of {self.directory} names no right document; "
+                    "use retrieved or none"
+                )
+
     def split_of(self, entity: str | None) -> str:
         return next((split for split, entities in self._held_out_sets.items() if entity in entities), "train")
 

@@ -9,6 +9,7 @@ on where it was.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -89,8 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    wide = functools.partial(argparse.HelpFormatter, max_help_position=16, width=120)
     parser = argparse.ArgumentParser(
         prog="python -m data.prepare",
+        formatter_class=wide,
         description="Make a data set that train.py reads, from installed packages (factbook) or from your files.",
         epilog="Options of one: python -m data.prepare NAME --help. Guide: docs/data.md.",
     )
@@ -140,10 +143,11 @@ def _common(options: argparse.Namespace) -> conversion.Common:
 @contextmanager
 def _progress() -> Any:
     """A bar with the time left; gives what is told (what, share done)."""
+    from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True) as bar:
+    with Progress(*columns, transient=True, disable=not sys.stderr.isatty(), console=Console(stderr=True)) as bar:
         task = bar.add_task("starting", total=1.0)
         yield lambda what, share: bar.update(task, description=what, completed=share)
 

@@ -79,23 +79,21 @@ class JointStep:
         self.config, self.dataset, self.towers, self.encoder = config, dataset, towers, towers.encoder
         self.collator, self.memory, self.mesh = collator, memory, mesh
         self.questions, self.pairs = dataset.questions("train"), dataset.pairs("train")
-        asked = sorted({sample.subject for sample in self.questions if sample.weight})
+        asked = dataset.asked_documents()
         self.asked = set(asked)
-        self.usable_pairs = [
-            i for i, pair in enumerate(self.pairs) if config.train.pairs == "all" or not self.asked & set(pair.gold)
-        ]
+        self.usable_pairs = list(range(len(self.pairs)))
+        if config.train.pairs == "unasked":
+            self.usable_pairs = [i for i, pair in enumerate(self.pairs) if not self.asked & set(pair.gold)]
         if config.objectives.contrastive > 0 and config.objectives.contrastive_on == "pairs" and not self.usable_pairs:
             raise ValueError(
                 f"objectives.contrastive_on is 'pairs', but {config.data.dir} has no usable pair with train.pairs "
                 f"{config.train.pairs!r}; use other pairs or set objectives.contrastive and train.retriever_share to 0"
             )
-        for item in (*self.questions, *self.pairs):
-            for name in (*item.gold, *([item.subject] if isinstance(item, Sample) and item.weight else [])):
-                if name not in memory.store:
-                    raise ValueError(
-                        f"{item.id} of {config.data.dir} names document {name!r}, which is not in the store"
-                    )
-        self.values = field_values(document.fields for document in memory.fetch(asked))
+        dataset.check_documents()
+        if config.train.documents == "gold":
+            dataset.check_subjects()
+        values = field_values(fields for fields in dataset.fields_of(asked if dataset.fields else []))
+        self.values = values if values.keys() & set(dataset.fields) else {}  # passages cannot be renamed
         self.streams = Streams(
             config, fingerprint=dataset.fingerprint, num_questions=len(self.questions), num_pairs=len(self.usable_pairs)
         )
@@ -202,7 +200,7 @@ class JointStep:
         first = min(self.config.train.retriever_steps, self.config.train.steps - 1)
         taken = self._taken(first)
         samples = taken.samples
-        asked, documents = sorted(self.asked), self.config.train.documents
+        asked, documents = sorted(self.asked) or self.memory.store.ids[:1000], self.config.train.documents
         k = {"retrieved": self.config.retriever.k, "gold": 1, "none": 0}[documents]
         ids = [[asked[(i * k + j) % len(asked)] for j in range(k)] for i in range(len(samples))]
         return self._assemble(first, taken, self._embedded(taken.features), ids, reads=True)

@@ -330,6 +330,8 @@ def _finish(
             counts[split] = sum(found)
     _write_json(folder / "splits.json", {"splits": samples})
     _join_passages(job, list(records))
+    asked = {name for piece in records for name in _kept(job, piece, ".asked")}
+    _write_json(folder / "asked.json", sorted(asked))
     digest = hashlib.sha256()
     for piece, record in records.items():
         digest.update(f"{piece.folder} {piece.number} {record['sha256']}\n".encode())
@@ -387,9 +389,7 @@ def _train_tokenizer(job: Job, common: Common, pieces: Sequence[Piece], digest: 
 
     def texts() -> Iterator[str]:
         for piece in pieces:
-            path = job.stem(piece).with_suffix(".texts")
-            if path.exists():
-                yield from json.loads(path.read_text(encoding="utf-8"))
+            yield from _kept(job, piece, ".texts")
 
     count = sum(1 for _ in texts())
     trained = vocabulary.train(texts(), size=common.vocabulary)
@@ -399,6 +399,13 @@ def _train_tokenizer(job: Job, common: Common, pieces: Sequence[Piece], digest: 
         f"byte-level BPE, {trained.get_vocab_size()} entries, trained on {count} texts: every "
         f"{job.text_every}th of each shard, of the memory and of the questions of all splits"
     )
+
+
+def _kept(job: Job, piece: Piece, suffix: str) -> list[str]:
+    """A list of texts that a piece left, if it did."""
+    path = job.stem(piece).with_suffix(suffix)
+    found: list[str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return found
 
 
 def _summed(records: dict[Piece, dict[str, Any]], what: str) -> dict[str, dict[str, Any]]:

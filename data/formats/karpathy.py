@@ -3,7 +3,8 @@
 ``{dataset, images: [{filepath, filename, imgid, split, sentids, sentences: [{raw, tokens, imgid, sentid}], cocoid}]}``.
 A picture is a document without text, each of its captions (all five) a pair that names it as right; so nothing that is
 asked stands in the memory, unless ``--captioned`` writes the captions into the documents as well. ``restval`` counts
-as train, as usual, and ``val`` as dev.
+as train, as usual, and ``val`` as dev. With ``--ask TEXT`` every picture is a question as well, answered by its
+captions: captioning with retrieval. Its own document names nothing that answers it, and so must not be captioned.
 """
 
 from __future__ import annotations
@@ -19,16 +20,9 @@ from data.formats.format import SPLITS, Format, Item, Piece, Work, option
 from data.formats.lines import SourceFile
 from data.formats.pictures import BadPicture
 from data.formats.rows import Row, json_row
-from data.samples import Pair
+from data.samples import Pair, Sample
 
 SPLIT_OF = {"train": "train", "restval": "train", "val": "dev", "test": "test"}
-
-
-def caption_pieces(work: Work, source: str) -> list[Piece]:
-    """Documents of a source, and its pairs of each split."""
-    return work.pieces_of("documents", source) + [
-        piece for split in SPLITS for piece in work.pieces_of(f"pairs/{split}", source)
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +36,20 @@ class Coco(Format):
     karpathy: Path = option("dataset_coco.json", type=Path, metavar="FILE")
     images: Path = option("folder of pictures (with train2014/ and val2014/ in it, or flat)", type=Path, metavar="DIR")
     captioned: bool = option("documents hold their captions as text, too", default=False)
+    ask: str | None = option("make each picture a question of this text, answered by its captions", default=None)
+
+    def __post_init__(self) -> None:
+        if self.ask is not None and self.captioned:
+            raise ValueError("--ask asks for captions, which --captioned writes into the picture's own document")
 
     def sources(self) -> list[SourceFile]:
         return [SourceFile("images", self.karpathy, "images")]
 
     def pieces(self, work: Work) -> list[Piece]:
-        return caption_pieces(work, "images")
+        parts = ["pairs"] if self.ask is None else ["questions", "pairs"]
+        return work.pieces_of("documents", "images") + [
+            piece for part in parts for split in SPLITS for piece in work.pieces_of(f"{part}/{split}", "images")
+        ]
 
     def read(self, piece: Piece, work: Work) -> Iterator[Item]:
         for number, text, place in work.read(piece):
@@ -59,6 +61,10 @@ class Coco(Format):
                 found = self._document(row, work)
                 if found is not None:
                     yield number, found
+            elif SPLIT_OF[split] == piece.split and piece.folder.startswith("questions"):
+                question = self._question(row, work)
+                if question is not None:
+                    yield number, question
             elif SPLIT_OF[split] == piece.split:
                 for sentence in row.rows("sentences"):
                     yield number, self._pair(row, sentence)
@@ -72,6 +78,15 @@ class Coco(Format):
         passage = "\n".join(captions) if self.captioned else ""
         meta = {name: value for name, value in row.values.items() if name != "sentences"}
         return Document(self._id(row), "", {}, image, meta=meta, passage=passage)
+
+    def _question(self, row: Row, work: Work) -> Sample | None:
+        image = self._picture(row)
+        if isinstance(image, BadPicture):
+            work.report.leave_out(image, row.place)
+            return None
+        captions = tuple(dict.fromkeys(sentence.text("raw") for sentence in row.rows("sentences")))
+        meta = {"filename": row.text("filename")}
+        return Sample(self._id(row), self.ask or "", captions, "picture", "", "", (), image, meta=meta)
 
     def _picture(self, row: Row) -> bytes | BadPicture:
         name, folder = row.text("filename"), row.text("filepath", "")
@@ -106,6 +121,8 @@ class Flickr30k(Coco):
     def sources(self) -> list[SourceFile]:
         if (self.karpathy is None) == (self.tokens is None):
             raise ValueError("give either --karpathy or --tokens")
+        if self.tokens is not None and self.ask is not None:
+            raise ValueError("--ask needs --karpathy: a token file has the captions of a picture on lines of their own")
         if self.karpathy is not None:
             return [SourceFile("images", self.karpathy, "images")]
         assert self.tokens is not None
@@ -113,7 +130,7 @@ class Flickr30k(Coco):
 
     def pieces(self, work: Work) -> list[Piece]:
         if self.karpathy is not None:
-            return caption_pieces(work, "images")
+            return super().pieces(work)
         return [*work.pieces_of("documents", "tokens"), *work.pieces_of(f"pairs/{self.split}", "tokens")]
 
     def read(self, piece: Piece, work: Work) -> Iterator[Item]:

@@ -103,6 +103,7 @@ class _Writer:
         self._passages: list[int] = []
         self._seen: dict[str, int] = {}
         self._fields: dict[str, None] = {}
+        self._asked: dict[str, None] = {}
         self._texts: list[str] = []
         self._written = self._pictures = 0
 
@@ -127,6 +128,8 @@ class _Writer:
             self._write(number, *to_members(answered))
             count = 0
             if isinstance(answered, Sample):
+                if answered.subject:
+                    self._asked[answered.subject] = None
                 self._keep_text("\n".join([answered.question, *answered.answers[:1]]))
                 if len(self._fields) < MAX_FIELDS and answered.field:
                     self._fields[answered.field] = None
@@ -172,6 +175,7 @@ class _Writer:
 
     def abandon(self) -> None:
         """Remove what was written."""
+        self._out.close()
         self._file.close()
         self._temporary.unlink(missing_ok=True)
 
@@ -199,6 +203,8 @@ class _Writer:
             rows = zip(self._seen, self._passages, strict=True)
             lines = [json.dumps({"id": name, "passages": n}, ensure_ascii=False) + "\n" for name, n in rows]
             write_atomically(stem.with_suffix(".passages"), "".join(lines))
+        if self._asked and self._piece.folder == "questions/train":
+            write_atomically(stem.with_suffix(".asked"), json.dumps(list(self._asked), ensure_ascii=False))
         if self._texts:
             write_atomically(stem.with_suffix(".texts"), json.dumps(self._texts, ensure_ascii=False))
         return {

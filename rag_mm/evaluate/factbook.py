@@ -180,6 +180,8 @@ def compare(scored: Mapping[str, Sequence[Scored]]) -> list[dict[str, Any]]:
     for name, other, metric, kind in COMPARISONS:
         if name in scored and other in scored:
             a, b = (_by_country(_of_kind(scored[row], kind), metric) for row in (name, other))
+            if not (a or b):
+                continue  # no question of this kind
             difference, low, high = metrics.paired_bootstrap(a, b, seed=SEED)
             found.append(
                 {"row": name, "minus": other, "metric": metric, "kind": kind,
@@ -213,7 +215,7 @@ def _by_country(scored: Iterable[Scored], metric: str) -> dict[str, list[float]]
     for item in scored:
         value = item.value(metric)
         if value is not None:
-            groups[item.sample.subject].append(value)
+            groups[item.sample.subject or item.sample.id].append(value)
     return dict(groups)
 
 

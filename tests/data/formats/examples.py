@@ -515,6 +515,7 @@ def saved_dataset(root: Path) -> list[str]:
         )
         for split, given in names.items()
     }
+    datasets.disable_progress_bars()
     datasets.DatasetDict(splits).save_to_disk(root / "saved")
     return ["datasets", "--dataset", str(root / "saved")]
 

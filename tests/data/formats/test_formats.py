@@ -44,7 +44,7 @@ def test_counts_and_labels(name: str, tmp_path: Path):
     assert not dataset.has_folds and json.loads((tmp_path / "out" / "splits.json").read_text())["splits"]
     assert all(len(source["sha256"]) == 64 for source in dataset.info["sources"])
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
-        ["dataset.json", "documents", "pairs", "questions", "splits.json"]
+        ["asked.json", "dataset.json", "documents", "pairs", "questions", "splits.json"]
     )
 
 

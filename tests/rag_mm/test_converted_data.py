@@ -1,0 +1,83 @@
+"""From users' files to trained steps: convert, open, build an index, train, answer; with no code in between."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from data import prepare
+from data.dataset import Dataset
+from rag_mm.evaluate.__main__ import main as evaluate
+from rag_mm.trainer import main as train
+from retriever.build import main as build
+from tests.data.formats.examples import EXAMPLES
+
+SMALL = [
+    "--train.steps", "4", "--train.retriever_share", "0.5", "--train.batch_size", "2", "--train.pair_batch_size", "4",
+    "--train.retriever_batch_size", "2", "--retriever.k", "2", "--reader.width", "16", "--reader.encoder_layers", "1",
+    "--reader.decoder_layers", "1", "--parallel.num_microbatches", "1", "--parallel.pipeline_stages", "1",
+]  # fmt: skip
+
+
+def prepared(root: Path, name: str, *options: str) -> Path:
+    argv = EXAMPLES[name][0](root)
+    common = ["--out", str(root / "out"), "--vocabulary", "320", "--workers", "1"]
+    assert prepare.main([*argv, *common, *options]) == 0
+    return root / "out"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("dpr", []), ("dpr", ["--passage-words", "5"]), ("infoseek", []), ("coco", ["--ask", "describe the picture"])],
+)
+def test_a_source_trains_and_answers(name: str, options: list[str], tmp_path: Path):
+    data = prepared(tmp_path, name, *options)
+    assert build(["--data.dir", str(data), "--index.dir", str(tmp_path / "index")]) == 0
+    run = tmp_path / "run"
+    assert train(["--data.dir", str(data), "--run-dir", str(run), *SMALL]) == 0
+    records = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    assert all(math.isfinite(record["loss"]) for record in records)
+    # the retriever's steps contrast what is labelled, the reader's generate
+    assert records[0]["losses"]["contrastive"] > 0 or name == "infoseek"  # whose one question has one document
+    assert records[-1]["losses"]["generation"] > 0
+    assert evaluate(["--run-dir", str(run), "--rows", "joint", "--split", "dev"]) == 0
+    (path,) = (run / "eval").glob("*.json")
+    result = json.loads(path.read_text())
+    assert result["num_questions"] == len(Dataset(data).questions("dev")) > 0
+    assert 0 <= result["rows"][0]["em"] <= 1
+
+
+def test_pictures_without_labels_train_a_reader_that_reads_nothing(tmp_path: Path):
+    data = prepared(tmp_path, "vqa")
+    closed = ["--train.documents", "none", "--train.retriever_share", "0", "--objectives.contrastive", "0"]
+    assert train(["--data.dir", str(data), "--run-dir", str(tmp_path / "run"), *SMALL, *closed]) == 0
+
+
+def test_what_a_source_cannot_train_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    def refused(root: Path, name: str, *flags: str) -> str:
+        root.mkdir()
+        data = prepared(root, name)
+        with pytest.raises(SystemExit) as stopped:
+            raise SystemExit(train(["--data.dir", str(data), "--run-dir", str(root / "run"), *SMALL, *flags]))
+        assert stopped.value.code == 2
+        return capfd.readouterr().err
+
+    assert "has no training questions" in refused(tmp_path / "a", "flickr30k")
+    gold = ["--train.documents", "gold", "--train.retriever_share", "0", "--objectives.contrastive", "0"]
+    error = refused(tmp_path / "b", "vqa", *gold)
+    assert "train.documents is gold, but 1000 of" in error and "names no right document" in error
+    assert "data.fold is 1;" in refused(tmp_path / "c", "atlas", "--data.fold", "1")
+
+
+def test_checked_data_is_not_read_again_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    dataset = Dataset(prepared(tmp_path, "dpr"))
+    assert dataset.asked_documents() == ["1", "3"] == sorted({s.subject for s in dataset.questions("train")})
+    fresh = Dataset(dataset.directory)
+    monkeypatch.setattr(Dataset, "questions", lambda *args: pytest.fail("the questions were read"))
+    fresh.check_documents()
+    assert fresh.asked_documents() == ["1", "3"]
+    assert list(fresh.fields_of(["1", "2"])) == [{}, {}]
