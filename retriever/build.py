@@ -10,15 +10,17 @@ weights) of a run's configuration.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
 
 from data.command_line import fail, parse
 from data.config import DataConfig
@@ -29,6 +31,8 @@ from retriever.embed import embed_documents, make_manifest
 from retriever.encoder import DualEncoder
 from retriever.index import Index, Manifest
 from retriever.weights import load_weights
+
+Embed = Callable[[Sequence[str], Callable[[int], None]], Tensor]  # ids, progress -> (len(ids), E)
 
 
 @dataclass(frozen=True)
@@ -78,14 +82,23 @@ def build_index(
     batch_size: int,
     keep: int,
     console: Console | None = None,
+    embed: Embed | None = None,
+    weights: str | None = None,
 ) -> Index:
-    """The index of the store as it is now, from the folder if it is there already, else embedded and published."""
+    """The index of the store as it is now, from the folder if it is there already, else embedded and published.
+
+    Args:
+        embed: makes the embeddings of documents where several ranks share the work or the encoder, and then
+            ``weights`` is the hash of its weights.
+    """
     store = dataset.store
-    manifest = make_manifest(encoder, store, image_size=image_size)
+    manifest = make_manifest(encoder, store, image_size=image_size, weights=weights)
     console = console or Console(stderr=True)
     old = _usable(directory, manifest, console)
-    todo = list(store.ids) if old is None else store.edited_ids_since(old.manifest.num_edits)
-    if old is not None and not todo:
+    touched = list(store.ids) if old is None else store.edited_ids_since(old.manifest.num_edits)
+    todo = touched if old is None else [name for name in touched if name in store]
+    gone = set(touched) - set(todo)
+    if old is not None and not touched:
         console.print(f"index {directory}: version {index_files.list_versions(directory)[-1]} is up to date")
         return old
     with Progress(
@@ -93,14 +106,17 @@ def build_index(
         console=console, transient=True,
     ) as bar:  # fmt: skip
         task = bar.add_task("embed", total=len(todo))
-        embedding = embed_documents(
-            encoder, store, todo, image_size=image_size, batch_size=batch_size,
-            progress=lambda count: bar.advance(task, count),
-        )  # fmt: skip
+        advance = functools.partial(bar.advance, task)
+        if embed is None or not todo:  # only deletions
+            embedding = embed_documents(
+                encoder, store, todo, image_size=image_size, batch_size=batch_size, progress=advance
+            )
+        else:
+            embedding = embed(todo, advance)
     if old is None:
         index = Index.from_embeddings(embedding, todo, manifest)
     else:
-        index = old.replaced(todo, embedding, num_edits=store.num_edits)
+        index = old.replaced(todo, embedding, num_edits=store.num_edits, gone=gone)
     version = index.publish(directory)
     index_files.prune(directory, keep=keep)
     console.print(

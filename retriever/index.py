@@ -57,7 +57,7 @@ class Manifest:
     sha256: str = ""
 
     def check(self, needed: Manifest, *, where: str) -> None:
-        """Refuse an index that does not fit what is needed; it may cover fewer edits, but not more.
+        """Refuse an index that does not fit what is needed; it may cover fewer edits (and documents), but not more.
 
         Raises:
             ValueError: names the first field that differs, with both values.
@@ -65,6 +65,8 @@ class Manifest:
         for name, value in asdict(needed).items():
             mine = getattr(self, name)
             fits = mine <= value if name == "num_edits" else mine == value
+            if name == "count" and self.num_edits < needed.num_edits:
+                fits = True  # edits add and delete documents
             if name != "sha256" and not fits:
                 raise ValueError(f"the index at {where} does not fit: its {name} is {mine!r}, needed is {value!r}")
 
@@ -106,13 +108,21 @@ class Index:
             best[b] = [-s for s, _ in order]
         return found, torch.from_numpy(best)
 
-    def replaced(self, ids: Sequence[str], embedding_UE: Tensor, *, num_edits: int) -> Index:
-        """A copy in which some documents have new vectors; the ids' order is kept."""
-        place = {name: i for i, name in enumerate(self.ids)}
-        matrix = self._vectors.reconstruct_n(0, len(self.ids))
+    def replaced(
+        self, ids: Sequence[str], embedding_UE: Tensor, *, num_edits: int, gone: Collection[str] = ()
+    ) -> Index:
+        """A copy in which ``ids`` have new vectors, those it did not hold yet at the end, and ``gone`` are left out."""
+        rows = [row for row, name in enumerate(self.ids) if name not in set(gone)]
+        kept = [self.ids[row] for row in rows]
+        place = {name: i for i, name in enumerate(kept)}
+        new = [name for name in ids if name not in place]
+        place |= {name: len(kept) + i for i, name in enumerate(new)}
+        matrix = numpy.empty((len(place), self.manifest.dim), dtype=numpy.float32)
+        matrix[: len(kept)] = self._vectors.reconstruct_n(0, len(self.ids))[rows]
         for row, name in enumerate(ids):
             matrix[place[name]] = embedding_UE[row].detach().float().numpy()
-        return Index.from_embeddings(torch.from_numpy(matrix), self.ids, replace(self.manifest, num_edits=num_edits))
+        manifest = replace(self.manifest, num_edits=num_edits, count=len(place))
+        return Index.from_embeddings(torch.from_numpy(matrix), [*kept, *new], manifest)
 
     def publish(self, directory: str | Path, *, version: int | None = None) -> int:
         """Write this index as a version of ``directory`` and make it current; gives the version's number.

@@ -55,6 +55,24 @@ def test_publish_load_and_replace(tmp_path: Path):
     assert index_files.load(tmp_path, version=0).manifest.num_edits == 0
 
 
+def test_documents_come_and_go():
+    torch.manual_seed(1)
+    embedding = torch.randn(12, 6)
+    manifest = Manifest("e", "w", "s", num_edits=2, dim=6, count=12)
+    index = Index.from_embeddings(embedding, [f"d{i}" for i in range(12)], manifest)
+    new = torch.randn(3, 6)
+    changed = index.replaced(["d4", "new", "newer"], new, num_edits=9, gone={"d0", "d11"})
+    # the twin: a dictionary of vectors, searched by sorting
+    vectors = {f"d{i}": embedding[i] for i in range(1, 11)} | {"d4": new[0], "new": new[1], "newer": new[2]}
+    assert changed.manifest == replace(manifest, num_edits=9, count=12) and changed.ids == list(vectors)
+    query = torch.randn(5, 6)
+    for row in range(5):
+        best = sorted(vectors, key=lambda name: (-float(vectors[name] @ query[row]), name))
+        assert changed.search(query[row : row + 1], k=12)[0] == [best]
+    emptied = changed.replaced([], torch.zeros(0, 6), num_edits=10, gone=set(changed.ids) - {"new"})
+    assert emptied.search(query[:1], k=1)[0] == [["new"]] and emptied.manifest.count == 1
+
+
 def test_a_flipped_bit_is_refused_before_faiss_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     index, _ = make()
     index.publish(tmp_path)
@@ -72,6 +90,9 @@ def test_a_mismatch_names_both_sides():
     with pytest.raises(ValueError, match="its weights is 'w', needed is 'other'"):
         manifest.check(replace(manifest, weights="other"), where="here")
     manifest.check(replace(manifest, num_edits=3), where="here")  # it may cover fewer edits than there are
+    manifest.check(replace(manifest, num_edits=3, count=manifest.count + 1), where="here")  # and so other documents
+    with pytest.raises(ValueError, match="its count is"):
+        manifest.check(replace(manifest, count=manifest.count + 1), where="here")
     with pytest.raises(ValueError, match="its num_edits is 3, needed is 0"):
         replace(manifest, num_edits=3).check(manifest, where="here")
 
