@@ -156,7 +156,6 @@ class Experiment:
             started = time.perf_counter()
             names = [name for name in self.config.row_names if ROWS[name].weights_of == row]
             evaluated = evaluate_run(load_run(job.run_dir), names, self.task, console=console)
-            factbook.write(job.run_dir / "eval", self.task.name, evaluated.result, evaluated.scored)
             for name, items in evaluated.scored.items():
                 self.scored[name, fold] = items
             self.headers[row, fold] = evaluated.header

@@ -93,10 +93,11 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def launch(argv: Sequence[str], *, num_ranks: int) -> int:
-    """Run ``python -m rag_mm.trainer *argv`` on ``num_ranks`` local processes; gives the common exit status."""
+def launch(argv: Sequence[str], *, num_ranks: int, module: str = "rag_mm.trainer") -> int:
+    """Run ``python -m module *argv`` on ``num_ranks`` local processes; gives the common exit status."""
     with tempfile.TemporaryDirectory(prefix="rag_mm-") as folder:
-        processes = [_start(argv, rank, num_ranks, Path(folder) / "store") for rank in range(num_ranks)]
+        store = Path(folder) / "store"
+        processes = [_start(module, argv, rank, num_ranks, store) for rank in range(num_ranks)]
 
         def forward(number: int, frame: FrameType | None) -> None:
             for process in processes:
@@ -111,14 +112,14 @@ def launch(argv: Sequence[str], *, num_ranks: int) -> int:
                 signal.signal(number, handler)
 
 
-def _start(argv: Sequence[str], rank: int, num_ranks: int, store: Path) -> subprocess.Popen[bytes]:
+def _start(module: str, argv: Sequence[str], rank: int, num_ranks: int, store: Path) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         "RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(rank),
         "RAG_MM_STORE": str(store), "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }  # fmt: skip
     # A session of its own: an interrupt from the terminal reaches the launcher alone, which passes it on once.
-    return subprocess.Popen([sys.executable, "-m", "rag_mm.trainer", *argv], env=environment, start_new_session=True)
+    return subprocess.Popen([sys.executable, "-m", module, *argv], env=environment, start_new_session=True)
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:

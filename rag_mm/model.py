@@ -1,10 +1,11 @@
-"""Retriever, reader and collator of a configuration, with fresh weights that only the seed decides."""
+"""Retriever, reader and collator of a configuration, with fresh weights that only the seed decides or with none yet."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from data.dataset import Dataset
 from pipeline import BlockProgram
@@ -30,11 +31,33 @@ def build_model(config: Config, dataset: Dataset) -> Model:
     encoder = fresh_encoder(config.retriever, dataset, image_size=config.data.image_size, seed=config.train.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of("reader", config.train.seed) % 2**63)
-        reader = reader_program(
-            config.reader,
-            config.objectives,
-            vocabulary=len(dataset.tokenizer),
-            image_size=config.data.image_size,
-        )
+        reader = _reader(config, dataset)
+    return Model(encoder, reader, _collator(config, dataset))
+
+
+def empty_model(config: Config, dataset: Dataset) -> Model:
+    """The same modules as meta tensors, without memory, for weights that come from a checkpoint."""
+    with torch.device("meta"):
+        encoder = DualEncoder(config.retriever, image_size=config.data.image_size)
+        reader = _reader(config, dataset)
+    return Model(encoder, reader, _collator(config, dataset))
+
+
+def weights(model: Model) -> dict[str, Tensor]:
+    """All weights under the names they have in checkpoints; writing to them changes the model."""
+    reader = {f"reader.{name}": p.detach() for name, p in model.reader.named_parameters_global().items()}
+    return reader | {f"retriever.{name}": tensor for name, tensor in model.encoder.state_dict().items()}
+
+
+def _reader(config: Config, dataset: Dataset) -> BlockProgram:
+    return reader_program(
+        config.reader,
+        config.objectives,
+        vocabulary=len(dataset.tokenizer),
+        image_size=config.data.image_size,
+    )
+
+
+def _collator(config: Config, dataset: Dataset) -> Collator:
     patches = (config.data.image_size // config.reader.patch) ** 2
-    return Model(encoder, reader, Collator(dataset.tokenizer, config.data, num_patches=patches))
+    return Collator(dataset.tokenizer, config.data, num_patches=patches)

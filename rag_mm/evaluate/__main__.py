@@ -1,20 +1,23 @@
 """``python -m rag_mm.evaluate --run-dir D``: score a run, change a fact under it, or ask it something.
 
-The run's own ``config.yaml`` says what its weights are, so ``--config`` is optional; if it is given, it may
-name the run (``run_dir``), and it must not contradict the run about data, retriever or reader.
+The run's own ``config.yaml`` says what its weights are and how answers are decoded, so ``--config`` is optional; if it
+is given, it may name the run (``run_dir``), how to decode (``evaluate``) and the ranks (``parallel``), and it must not
+contradict the run about data, retriever or reader. Alone, the command starts the local ranks that ``parallel`` asks
+for; under ``torchrun`` it uses those it is given.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-import torch
+import torch.distributed as dist
 import yaml
 from rich import box
 from rich.console import Console
@@ -24,12 +27,16 @@ from rich.text import Text
 from data import images
 from data.command_line import fail, parse
 from data.dataset import Sample
+from data.document_store import EDITS
+from pipeline.roll_call import LostRankError, RollCall
+from rag_mm import launch
 from rag_mm.config import Config
-from rag_mm.evaluate import factbook
-from rag_mm.evaluate.answer import Answerer, Run, load_run, read_config
-from rag_mm.evaluate.evaluation import evaluate_run
+from rag_mm.evaluate.answer import Answerer, Interrupted, Run, find_checkpoint, load_run, read_config
+from rag_mm.evaluate.decoding import DecodingConfig
+from rag_mm.evaluate.evaluation import Evaluated, evaluate_run
 from rag_mm.evaluate.fact_edit import change_fact, change_table, copy_dataset, parse_fact
 from rag_mm.evaluate.factbook import TaskConfig
+from rag_mm.evaluate.layout import LayoutConfig
 from rag_mm.evaluate.overrides import config_file
 from rag_mm.evaluate.rows import ROWS, check_rows, row_of
 from rag_mm.evaluate.table import comparison_lines, field_table, result_table
@@ -55,6 +62,8 @@ class EvaluateConfig:
         store_copy: with --set-fact, edit a copy of the data set in this folder and leave the original alone.
         ask: answer this question instead of scoring.
         image: with --ask, a picture file that the question is about.
+        evaluate: how answers are decoded; by default as the run's configuration says.
+        parallel: the ranks that answer; by default one process.
     """
 
     run_dir: str = "runs/quickstart/joint"
@@ -67,6 +76,8 @@ class EvaluateConfig:
     store_copy: str = ""
     ask: str = ""
     image: str = ""
+    evaluate: DecodingConfig = field(default_factory=DecodingConfig)
+    parallel: LayoutConfig = field(default_factory=LayoutConfig)
 
     def __post_init__(self) -> None:
         if self.num < 0:
@@ -77,36 +88,97 @@ class EvaluateConfig:
             raise ValueError(f"--store-copy is {self.store_copy!r}, but only --set-fact edits a store")
         if self.image and not self.ask:
             raise ValueError(f"--image is {self.image!r}, but there is no --ask with a question about it")
+        if self.set_fact and self.parallel.num_ranks > 1:
+            raise ValueError(
+                "--set-fact edits and asks on one process; leave --parallel.pipeline_stages and "
+                "--parallel.data_replicas (or --config) out"
+            )
+
+    @property
+    def row_names(self) -> list[str]:
+        return [name.strip() for name in self.rows.split(",") if name.strip()]
+
+    @property
+    def checkpoint(self) -> int | None:
+        """Step of the checkpoint; None: the latest."""
+        return None if self.step < 0 else self.step
+
+
+LAYOUT = tuple(f"parallel.{name}" for name in ("pipeline_stages", "data_replicas", "towers", "timeout_s"))
 
 
 def main(argv: Sequence[str]) -> int:
     """Entry point; the exit status."""
-    config = parse(
-        EvaluateConfig, argv, prog="python -m rag_mm.evaluate", description=DESCRIPTION, sections=("run_dir",)
-    )
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    config = _parse(argv)
+    first = not launch.is_rank() or os.environ["RANK"] == "0"
     try:
-        _check_config(config_file(argv), Path(config.run_dir))
-        if config.set_fact:
-            _set_fact(config)
-        elif config.ask:
-            _ask(config)
-        else:
-            _evaluate(config)
-    except (FileNotFoundError, ValueError) as error:
-        fail(str(error))
+        if first:
+            _check_config(config_file(argv), Path(config.run_dir))
+            check_rows(config.row_names, where="--rows")
+        if not launch.is_rank() and config.parallel.num_ranks > 1:
+            find_checkpoint(Path(config.run_dir), config.checkpoint)
+            return launch.launch(argv, num_ranks=config.parallel.num_ranks, module="rag_mm.evaluate")
+        launch.join(timeout_s=config.parallel.timeout_s, threads=int(os.environ.get("OMP_NUM_THREADS", "1")))
+        with _watched():
+            _run(config)
+    except (FileNotFoundError, ValueError) as error:  # the user's; every rank finds the same
+        if first:
+            fail(str(error))
+        return launch.EXIT_USER
+    except LostRankError as error:
+        print(error, file=sys.stderr)
+        return launch.EXIT_FAILED
+    except (Interrupted, KeyboardInterrupt) as error:
+        if first:
+            print(str(error) or "interrupted; run the same command to go on", file=sys.stderr)
+        return launch.EXIT_INTERRUPTED
+    launch.leave()
     return 0
 
 
+def _parse(argv: Sequence[str]) -> EvaluateConfig:
+    """The command line; without a --config, answers are decoded as the run's own configuration says."""
+    about = {"prog": "python -m rag_mm.evaluate", "description": DESCRIPTION}
+    sections = ("run_dir", "evaluate", *LAYOUT)
+    if config_file(argv):
+        return parse(EvaluateConfig, argv, **about, sections=sections)
+    quiet = [word for word in argv if word not in ("--print-config", "--print_config")]
+    own = Path(parse(EvaluateConfig, quiet, **about).run_dir) / "config.yaml"
+    if not own.exists():
+        return parse(EvaluateConfig, argv, **about)
+    return parse(EvaluateConfig, ["--config", str(own), *argv], **about, sections=("evaluate",))
+
+
+def _watched() -> contextlib.AbstractContextManager[None]:
+    """Within it, the error of a lost connection names the rank that died."""
+    world = dist.group.WORLD if dist.is_initialized() else None
+    return contextlib.nullcontext() if world is None else RollCall(world, what="run").names_the_dead()
+
+
+def _run(config: EvaluateConfig) -> None:
+    if config.set_fact:
+        _set_fact(config)
+    elif config.ask:
+        _ask(config)
+    else:
+        _evaluate(config)
+
+
 def _evaluate(config: EvaluateConfig) -> None:
-    task = TaskConfig(config.split, config.num)
-    names = [name.strip() for name in config.rows.split(",") if name.strip()]
-    names = check_rows(names, where="--rows")
     run = _load(config)
-    names = _rows_of(run, names)
-    evaluated = evaluate_run(run, names, task, console=Console(stderr=True))
-    result = evaluated.result
-    path = factbook.write(run.directory / "eval", task.name, result, evaluated.scored)
+    names = _rows_of(run, check_rows(config.row_names, where="--rows"))
+    first = run.layout.mesh.is_first
+    with launch.Interrupt() as interrupt:
+        evaluated = evaluate_run(
+            run, names, TaskConfig(config.split, config.num), console=Console(stderr=True, quiet=not first),
+            decoding=config.evaluate, interrupt=lambda: interrupt.asked,
+        )  # fmt: skip
+    if first:
+        _show(config, evaluated)
+
+
+def _show(config: EvaluateConfig, evaluated: Evaluated) -> None:
+    result, path = evaluated.result, evaluated.path
     if config.json and config.json != "-":
         Path(config.json).parent.mkdir(parents=True, exist_ok=True)
         Path(config.json).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
@@ -118,11 +190,10 @@ def _evaluate(config: EvaluateConfig) -> None:
     console.print(field_table(result))
     for line in comparison_lines(result):
         console.print(line)
-    for what, count in (*result["truncated"].items(), *result["left_out"].items()):
-        if count:
-            console.print(
-                f"{what}: {count} truncated" if what in result["truncated"] else f"left out: {count} ({what})"
-            )
+    for what, count in result["truncated"].items():
+        console.print(f"{what}: {count} truncated")
+    for what, count in result["left_out"].items():
+        console.print(f"left out: {count} ({what})")
     console.print(f"written: {path} and {path.with_suffix('.predictions.jsonl')}")
 
 
@@ -150,7 +221,7 @@ def _set_fact(config: EvaluateConfig) -> None:
     change = change_fact(run, fact, index_dir=index_dir, console=Console(stderr=True))
     console = Console()
     console.print(change_table(change, run.dataset))
-    console.print(f"edited: {run.dataset.store.directory / 'edits.jsonl'}")
+    console.print(f"edited: {run.dataset.directory / 'documents' / EDITS}")
 
 
 def _ask(config: EvaluateConfig) -> None:
@@ -164,11 +235,15 @@ def _ask(config: EvaluateConfig) -> None:
         except (OSError, ValueError) as error:
             raise ValueError(f"--image is {config.image}, which cannot be read: {error}") from None
     run = _load(config)
+    first = run.layout.mesh.is_first
     kind: Literal["name", "picture"] = "picture" if png else "name"
     sample = Sample("asked", config.ask, ("",), kind, "", "", (), png)
     row = ROWS[row_of(run.config)]
-    index = run.index(console=Console(stderr=True)) if row.documents == "retrieved" else None
-    (prediction,) = Answerer(run.config, run.dataset, run.model, index).answer([sample], row.documents)
+    index = run.index(console=Console(stderr=True, quiet=not first)) if row.documents == "retrieved" else None
+    answerer = Answerer(run.config, run.dataset, run.model, index, layout=run.layout, decoding=config.evaluate)
+    (prediction,) = answerer.answer([sample], row.documents)
+    if not first:
+        return
     table = Table(
         title=Text(prediction.answer or "(no answer)", "bold green"),
         box=box.SIMPLE_HEAD,
@@ -187,7 +262,7 @@ def _ask(config: EvaluateConfig) -> None:
 
 
 def _load(config: EvaluateConfig, *, data_dir: Path | None = None) -> Run:
-    return load_run(config.run_dir, None if config.step < 0 else config.step, data_dir=data_dir)
+    return load_run(config.run_dir, config.checkpoint, data_dir=data_dir, parallel=config.parallel)
 
 
 def _run_config(config: EvaluateConfig) -> Config:

@@ -1,9 +1,14 @@
-"""Answering questions with the weights of a run, on one process, whatever layout trained them.
+"""Answering questions with the weights of a run, on any layout, whatever layout trained them.
 
 Queries and documents are embedded exactly as in training, but for augmentation. Documents are found in an
 index of these very weights (any other is refused), and embedded anew for the reader, which weighs them by
-their scores. Decoding is greedy. More documents than the reader reads are searched for, so that hit@4 can be
-reported; the reader sees the first ``retriever.k``.
+their scores. More documents than the reader reads are searched for, so that hit@4 can be reported; the reader
+sees the first ``retriever.k``.
+
+Questions are read in windows, retrieved for in blocks (`rag_mm.evaluate.retrieval`) and decoded in batches of
+questions of a field, whose answers are about as long as each other. Blocks and batches are functions of the list of
+questions alone; replicas share them out whole, so no layout changes what is computed, only by whom. Batches of another
+size may round differently in the last bit of a probability; a token changes only where two are as close as that.
 """
 
 from __future__ import annotations
@@ -12,46 +17,39 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from data.command_line import parse
 from data.dataset import Dataset, Sample
 from data.document_store import Document
-from pipeline import Pipeline, Plan
+from pipeline.score import score
 from rag_mm import checkpoint
+from rag_mm.batch import END, document_text
 from rag_mm.config import Config
-from rag_mm.model import Model, build_model
+from rag_mm.evaluate.candidates import Candidates, read_candidates, training_candidates
+from rag_mm.evaluate.decoding import DecodingConfig
+from rag_mm.evaluate.finished import Finished
+from rag_mm.evaluate.layout import Layout, LayoutConfig, answering_plan
+from rag_mm.evaluate.prediction import Prediction
+from rag_mm.evaluate.retrieval import BLOCK, DEPTH, Documents, Found, Retrieval
+from rag_mm.mesh import Mesh
+from rag_mm.model import Model, empty_model, weights
 from rag_mm.reader.fusion import answering_program
-from rag_mm.reader.generate import decode
+from rag_mm.reader.generate import decode, next_inputs
+from retriever import index as index_files
 from retriever.build import build_index
-from retriever.embed import document_features, make_manifest
+from retriever.embed import make_manifest
 from retriever.index import Index
 
-Documents = Literal["retrieved", "gold", "none"]
-DEPTH = 4  # hit@4 is the deepest that is reported
+__all__ = ["DEPTH", "Answerer", "Documents", "Interrupted", "Prediction", "Run", "load_run", "read_config", "weights"]
+
+WINDOW = 32 * BLOCK  # questions in memory at once
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What came out for one question.
-
-    Attributes:
-        id: of the question.
-        answer: text, or None from a baseline that only retrieves.
-        document_ids: best first; empty where nothing was retrieved.
-        scores: of these documents, query.document.
-        num_read: how many of them the reader read.
-    """
-
-    id: str
-    answer: str | None
-    document_ids: tuple[str, ...] = ()
-    scores: tuple[float, ...] = ()
-    num_read: int = 0
+class Interrupted(Exception):
+    """Asked to stop; what is done is kept. The message says how much."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,7 @@ class Run:
     """A run's folder, opened: its configuration, data and weights.
 
     Attributes:
+        model: with the weights of this rank's stages.
         step: of the checkpoint that the weights come from.
     """
 
@@ -67,31 +66,79 @@ class Run:
     dataset: Dataset
     model: Model
     step: int
+    layout: Layout
 
-    def index(self, *, directory: Path | None = None, console: Console | None = None) -> Index:
-        """An index of these weights and of the store as it is now; only what changed is embedded again."""
-        return build_index(
-            self.model.encoder,
-            self.dataset,
-            directory=directory or self.directory / "index-eval",
-            image_size=self.config.data.image_size,
-            batch_size=self.config.index.batch_size,
-            keep=self.config.index.keep_versions,
-            console=console,
-        )
+    def index(self, *, directory: Path | None = None, console: Console | None = None) -> Index | None:
+        """An index of these weights and of the store as it is now; only what changed is embedded again.
+
+        All ranks call it and share the embedding. Gives it to the ranks that search, None to the others.
+        """
+        layout, config = self.layout, self.config
+        where = directory or self.directory / "index-eval"
+        how = {"image_size": config.data.image_size, "batch_size": config.index.batch_size}
+        weights, store = layout.weights_hash(), self.dataset.store
+        if not layout.mesh.is_first:
+            layout.embed_documents(store, None, **how)
+            layout.mesh.barrier()
+            return index_files.load(where) if layout.searches else None
+        asked = False
+
+        def embed(ids: Sequence[str], progress: Callable[[int], None] | None) -> torch.Tensor:
+            nonlocal asked
+            asked = True
+            embedding = layout.embed_documents(store, ids, progress=progress, **how)
+            assert embedding is not None
+            return embedding
+
+        try:
+            return build_index(
+                self.model.encoder, self.dataset, directory=where, keep=config.index.keep_versions, console=console,
+                embed=embed, weights=weights, **how,
+            )  # fmt: skip
+        finally:
+            if not asked:  # the other ranks wait for what they are to embed
+                layout.embed_documents(store, [], **how)
+            layout.mesh.barrier()
 
 
-def load_run(run_dir: str | Path, step: int | None = None, *, data_dir: str | Path | None = None) -> Run:
-    """Open a run.
+def load_run(
+    run_dir: str | Path,
+    step: int | None = None,
+    *,
+    data_dir: str | Path | None = None,
+    parallel: LayoutConfig | None = None,
+) -> Run:
+    """Open a run; with several ranks, all of them call it, and each reads the weights of its own stages.
 
     Args:
         step: of the checkpoint; the latest by default.
         data_dir: the data set, where it is not the one that the run's configuration names.
+        parallel: the ranks that answer, where there are several.
 
     Raises:
         FileNotFoundError: if there is no such run, checkpoint or data set; says what makes one.
+        ValueError: if the layout does not fit the ranks that were started, or the model.
     """
-    directory = Path(run_dir)
+    directory, parallel = Path(run_dir), parallel or LayoutConfig()
+    config, chosen = find_checkpoint(directory, step)
+    dataset = Dataset(data_dir or config.data.dir, fold=config.data.fold)
+    model = empty_model(config, dataset)
+    reader = answering_program(model.reader)
+    mesh = Mesh(num_stages=parallel.pipeline_stages, num_replicas=parallel.data_replicas)
+    plan = answering_plan(reader, parallel, directory)
+    model = dataclasses.replace(model, reader=reader)
+    layout = Layout(model, mesh, plan, piped=parallel.towers == "piped", timeout_s=parallel.timeout_s)
+    checkpoint.load(directory, chosen, layout.tensors_here(), mesh=mesh)
+    model.encoder.eval()
+    return Run(directory, config, dataset, model, chosen, layout)
+
+
+def find_checkpoint(directory: Path, step: int | None = None) -> tuple[Config, int]:
+    """The configuration of a run and the step of a checkpoint that it keeps.
+
+    Raises:
+        FileNotFoundError: if there is no such run or checkpoint; says what makes one.
+    """
     command = f"python train.py --config configs/quickstart.yaml --run-dir {directory}"
     if not (directory / "config.yaml").exists():
         raise FileNotFoundError(f"no run at {directory}; train one with `{command}`")
@@ -102,13 +149,7 @@ def load_run(run_dir: str | Path, step: int | None = None, *, data_dir: str | Pa
     if step is not None and step not in steps:
         known = ", ".join(map(str, steps))
         raise FileNotFoundError(f"--step is {step}, but the run at {directory} keeps checkpoints of step {known}")
-    dataset = Dataset(data_dir or config.data.dir, fold=config.data.fold)
-    model = build_model(config, dataset)
-    chosen = steps[-1] if step is None else step
-    checkpoint.load(directory, chosen, weights(model))
-    model.reader.eval()
-    model.encoder.eval()
-    return Run(directory, config, dataset, model, chosen)
+    return config, steps[-1] if step is None else step
 
 
 def read_config(run_dir: Path) -> Config:
@@ -117,34 +158,47 @@ def read_config(run_dir: Path) -> Config:
     return dataclasses.replace(config, run_dir=str(run_dir))
 
 
-def weights(model: Model) -> dict[str, Tensor]:
-    """All weights under the names they have in checkpoints; writing to them changes the model."""
-    reader = {f"reader.{name}": p.detach() for name, p in model.reader.named_parameters_global().items()}
-    return reader | {f"retriever.{name}": t for name, t in model.encoder.state_dict().items()}
-
-
 class Answerer:
-    """Answers questions.
+    """Answers questions; with several ranks, all of them make the same calls.
 
     Args:
-        index: of this model's weights; None if nothing will be retrieved.
+        index: of this model's weights, on ranks that search; None elsewhere, or if nothing will be retrieved.
+        layout: the ranks that answer and their stages; everything on this process by default.
+        decoding: the configuration's by default.
 
     Raises:
-        ValueError: if the index was made by other weights, or k exceeds the memory.
+        ValueError: if the index was made by other weights, k exceeds the memory, or the candidates are not to be had.
     """
 
     def __init__(
-        self, config: Config, dataset: Dataset, model: Model, index: Index | None, *, batch_size: int = 64
+        self,
+        config: Config,
+        dataset: Dataset,
+        model: Model,
+        index: Index | None,
+        *,
+        layout: Layout | None = None,
+        decoding: DecodingConfig | None = None,
+        batch_size: int | None = None,
     ) -> None:
-        self.config, self.dataset, self.model, self.index = config, dataset, model, index
-        self.batch_size = batch_size
+        self.config, self.dataset, self.collator = config, dataset, model.collator
+        self.layout = layout or Layout.whole(model)
+        self.decoding = decoding or config.evaluate
+        self.batch_size = batch_size or self.decoding.batch_size
+        weights = self.layout.weights_hash()
         if index is not None:
-            needed = make_manifest(model.encoder, dataset.store, image_size=config.data.image_size)
+            needed = make_manifest(model.encoder, dataset.store, image_size=config.data.image_size, weights=weights)
             index.manifest.check(needed, where="hand")
             if config.retriever.k > len(index.ids):
                 raise ValueError(
                     f"retriever.k is {config.retriever.k}; the memory holds only {len(index.ids)} documents"
                 )
+        self._retrieval = Retrieval(config, dataset, self.collator, self.layout, index)
+        self._candidates: Candidates | None = None
+        self._candidate_tokens: dict[str, list[int]] = {}
+        if self.decoding.decoding == "score":
+            file = self.decoding.candidates
+            self._candidates = read_candidates(file) if file else training_candidates(dataset)
 
     def answer(
         self,
@@ -152,76 +206,178 @@ class Answerer:
         documents: Documents = "retrieved",
         *,
         progress: Callable[[int], None] | None = None,
+        row: str = "",
+        finished: Finished | None = None,
+        interrupt: Callable[[], bool] | None = None,
     ) -> list[Prediction]:
-        """One prediction a sample, in order.
+        """One prediction a sample, in order, on every rank.
 
         Args:
             documents: what the reader reads: what is retrieved, the document the question was made from, or
                 nothing (an empty document, as in training without documents).
-            progress: called with the number of questions answered after each batch.
+            progress: called with the number of questions that are answered: at first those that were, then by batch.
+            finished: predictions that are done already are taken from there, and new ones kept, under ``row``.
+            interrupt: asked after each batch whether to stop.
+
+        Raises:
+            Interrupted: on every rank, if any was asked to stop.
         """
-        # Answers of one field are about as long as each other, and a batch decodes until its longest is done.
-        order = sorted(range(len(samples)), key=lambda i: (samples[i].field, samples[i].kind))
-        predictions: dict[int, Prediction] = {}
-        for start in range(0, len(samples), self.batch_size):
-            chosen = order[start : start + self.batch_size]
-            answered = self._answer([samples[i] for i in chosen], documents)
-            predictions.update(zip(chosen, answered, strict=True))
-            if progress is not None:
-                progress(len(chosen))
-        return [predictions[i] for i in range(len(samples))]
+        known = self.layout.mesh.broadcast(self._known(samples, row, finished))
+        if progress is not None and known:
+            progress(len(known))
+        for start in range(0, len(samples), WINDOW):
+            window = samples[start : start + WINDOW]
+            if all(sample.id in known for sample in window):
+                continue
+            self._answer_window(window, documents, known, progress, row, finished, interrupt)
+        return [known[sample.id] for sample in samples]
+
+    def _known(self, samples: Sequence[Sample], row: str, finished: Finished | None) -> dict[str, Prediction] | None:
+        if not self.layout.mesh.is_first:
+            return None
+        if finished is None:
+            return {}
+        asked = {sample.id for sample in samples}
+        return {name: prediction for name, prediction in finished.read(row).items() if name in asked}
+
+    def _answer_window(
+        self,
+        samples: Sequence[Sample],
+        documents: Documents,
+        known: dict[str, Prediction],
+        progress: Callable[[int], None] | None,
+        row: str,
+        finished: Finished | None,
+        interrupt: Callable[[], bool] | None,
+    ) -> None:
+        mesh = self.layout.mesh
+        todo = [b for b in batches(samples, self.batch_size) if any(samples[i].id not in known for i in b)]
+        found = self._find(samples, sorted({i // BLOCK for b in todo for i in b}), documents)
+        for first in range(0, len(todo), mesh.num_replicas):
+            new: list[Prediction] = []
+            mine = todo[first : first + mesh.num_replicas][mesh.replica : mesh.replica + 1]
+            for batch in mine:
+                answered = self._decode([samples[i] for i in batch], [found[i] for i in batch], documents)
+                new = [prediction for prediction in answered if prediction.id not in known]
+            keeps = new if self.layout.searches else []
+            if finished is not None and keeps:
+                finished.append(row, keeps)
+            told = mesh.gather((keeps, interrupt is not None and interrupt()))
+            for theirs, _ in told:
+                known.update({prediction.id: prediction for prediction in theirs})
+                if progress is not None and theirs:
+                    progress(len(theirs))
+            if any(asked for _, asked in told):
+                raise Interrupted(f"interrupted; {len(known)} answers are safe, run the same command to go on")
+
+    def _find(self, samples: Sequence[Sample], blocks: Sequence[int], documents: Documents) -> dict[int, Found]:
+        """What is retrieved for the questions of some blocks, which the replicas share out."""
+        mine = {}
+        for block in blocks[self.layout.mesh.replica :: self.layout.mesh.num_replicas]:
+            own = samples[block * BLOCK : (block + 1) * BLOCK]
+            found = self._retrieval.find(own, documents)
+            mine.update({block * BLOCK + i: item for i, item in enumerate(found)})
+        return {i: item for theirs in self.layout.over_replicas(mine) for i, item in theirs.items()}
 
     @torch.no_grad()
-    def _answer(self, samples: Sequence[Sample], documents: Documents) -> list[Prediction]:
-        encoder, collator = self.model.encoder, self.model.collator
-        questions = [s.question for s in samples]
-        image, has_image = collator.images([s.image for s in samples])
-        query = encoder(encoder.features(questions, image, has_image))
-        found, scores = self._search(samples, query, documents)
+    def _decode(self, samples: Sequence[Sample], found: Sequence[Found], documents: Documents) -> list[Prediction]:
+        """Predictions of one batch; all ranks of a replica call it."""
+        collator = self.collator
+        question_image = collator.images([s.image for s in samples])
         if documents == "none":
             read = [[Document("", "", {})] for _ in samples]
-            document_image = (torch.ones_like(image), torch.zeros(len(samples)))
-            embedding = torch.zeros_like(query)
+            document_image = (torch.ones_like(question_image[0]), torch.zeros(len(samples)))
         else:
-            names = [row[: self.config.retriever.k] for row in found]
-            unique = sorted({name for row in names for name in row})
+            unique = sorted({name for item in found for name in item.read})
             fetched = dict(zip(unique, self.dataset.store.fetch(unique), strict=True))
-            place = {name: i for i, name in enumerate(unique)}
-            features = document_features(encoder, list(fetched.values()), image_size=self.config.data.image_size)
-            rows = torch.tensor([place[name] for row in names for name in row])
-            read = [[fetched[name] for name in row] for row in names]
-            document_image = (features["image"][rows], features["has_image"][rows])
-            embedding = encoder(features)[rows]
-            if documents == "gold":
-                scores = (query * embedding).sum(1, keepdim=True)
-        context = collator.context(questions, read, (image, has_image), document_image)
-        context |= {"query_embedding": query, "document_embedding": embedding}
-        program = answering_program(self.model.reader)
-        tokens = decode(
-            Pipeline(program, Plan.from_cuts(program, [])),
-            context,
-            num_samples=len(samples),
-            bos=collator.bos,
-            end=collator.end,
-            max_tokens=self.config.data.max_answer_tokens,
-        )
-        num_read = 0 if documents == "none" else len(read[0])
+            read = [[fetched[name] for name in item.read] for item in found]
+            document_image = self._document_images(unique, fetched, found)
+        context = collator.context([s.question for s in samples], read, question_image, document_image)
+        context["query_embedding"] = torch.stack([item.query_E for item in found])
+        context["document_embedding"] = torch.cat([item.document_kE for item in found])
+        answers, cut = self._texts(samples, context), self._truncated(samples, read, context)
         return [
-            Prediction(sample.id, self._text(row), tuple(ids), tuple(score), num_read)
-            for sample, row, ids, score in zip(samples, tokens.tolist(), found, scores.tolist(), strict=True)
+            Prediction(sample.id, answer, item.ids, item.scores, len(item.read), truncated)
+            for sample, answer, item, truncated in zip(samples, answers, found, cut, strict=True)
         ]
 
-    def _search(self, samples: Sequence[Sample], query: Tensor, documents: Documents) -> tuple[list[list[str]], Tensor]:
-        """Document ids, best first, and their scores."""
-        if documents == "retrieved":
-            if self.index is None:
-                raise ValueError("nothing can be retrieved without an index")
-            depth = min(max(self.config.retriever.k, DEPTH), len(self.index.ids))
-            return self.index.search(query, k=depth)
-        ids = [[sample.subject] for sample in samples] if documents == "gold" else [[] for _ in samples]
-        return ids, torch.zeros(len(samples), 0)
+    def _document_images(
+        self, unique: Sequence[str], fetched: dict[str, Document], found: Sequence[Found]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pictures of all pairs, each different one decoded once."""
+        image, has_image = self.collator.images([fetched[name].image for name in unique])
+        place = {name: i for i, name in enumerate(unique)}
+        rows = torch.tensor([place[name] for item in found for name in item.read])
+        return image[rows], has_image[rows]
+
+    def _texts(self, samples: Sequence[Sample], context: dict[str, torch.Tensor]) -> list[str]:
+        how, collator, reader = self.decoding, self.collator, self.layout.reader
+        if self._candidates is not None:
+            return self._likeliest(self._candidates, samples, context)
+        beam = {"num_beams": how.num_beams, "length_penalty": how.length_penalty} if how.decoding == "beam" else {}
+        tokens = decode(
+            reader, context, num_samples=len(samples), bos=collator.bos, end=collator.end,
+            max_tokens=self.config.data.max_answer_tokens, **beam,
+        )  # fmt: skip
+        return [self._text(row) for row in tokens.tolist()]
+
+    def _likeliest(
+        self, candidates: Candidates, samples: Sequence[Sample], context: dict[str, torch.Tensor]
+    ) -> list[str]:
+        """The best candidate of each question."""
+        texts = [candidates.of(sample.field) for sample in samples]
+        tokens = {text: self._tokens(text) for own in texts for text in own}
+        prompt = torch.full((len(samples), 1), self.collator.bos, dtype=torch.int64)
+        sums = score(
+            self.layout.reader, context, prompt=prompt, next_inputs=next_inputs,
+            continuations=[[tokens[text] for text in own] for own in texts],
+        )  # fmt: skip
+        best = []
+        for own, likelihood in zip(texts, sums, strict=True):
+            values = likelihood.tolist()
+            if self.decoding.score_by == "mean":
+                values = [value / len(tokens[text]) for value, text in zip(values, own, strict=True)]
+            best.append(own[values.index(max(values))])
+        return best
+
+    def _tokens(self, text: str) -> list[int]:
+        """A candidate as the reader would write it, end included, and cut off where the reader would have to stop."""
+        if text not in self._candidate_tokens:
+            self._candidate_tokens[text] = self._ids(text + END)
+        return self._candidate_tokens[text][: self.config.data.max_answer_tokens]
+
+    def _truncated(
+        self, samples: Sequence[Sample], read: Sequence[Sequence[Document]], context: dict[str, torch.Tensor]
+    ) -> list[tuple[str, ...]]:
+        """What was cut off for each question. Only texts that fill their limit are tokenised once more."""
+        data = self.config.data
+        documents = [document_text(document, None) for row in read for document in row]
+        long_B = self._too_long([s.question for s in samples], context["question"], data.max_query_tokens)
+        long_P = self._too_long(documents, context["document"], data.max_document_tokens)
+        k, found = len(documents) // len(samples), []
+        for b, sample in enumerate(samples):
+            cut = ["questions"] * long_B[b] + ["documents"] * sum(long_P[b * k : (b + 1) * k])
+            if self._candidates is not None:
+                limit = data.max_answer_tokens
+                own = self._candidates.of(sample.field)
+                cut += ["candidates"] * sum(len(self._candidate_tokens[text]) > limit for text in own)
+            found.append(tuple(cut))
+        return found
+
+    def _too_long(self, texts: Sequence[str], tokens_NL: torch.Tensor, limit: int) -> list[bool]:
+        full = (tokens_NL != self.collator.pad).sum(1) >= limit
+        return [bool(there) and len(self._ids(text)) > limit for text, there in zip(texts, full, strict=True)]
+
+    def _ids(self, text: str) -> list[int]:
+        return self.collator.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _text(self, tokens: list[int]) -> str:
-        collator = self.model.collator
+        collator = self.collator
         kept = tokens[: tokens.index(collator.end)] if collator.end in tokens else tokens
         return collator.tokenizer.decode(kept, skip_special_tokens=True).strip()
+
+
+def batches(samples: Sequence[Sample], batch_size: int) -> list[list[int]]:
+    """Places of the questions that are decoded together: of one field where that goes, in the given order."""
+    order = sorted(range(len(samples)), key=lambda i: (samples[i].field, samples[i].kind, i))
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]

@@ -1,21 +1,39 @@
-"""Evaluating one run: index of its final weights, predictions of its rows, one result."""
+"""Evaluating one run: index of its final weights, predictions of its rows, one result and its files.
+
+All ranks of a layout call it. Predictions are kept as they come (`rag_mm.evaluate.finished`), so the same call goes on
+after a kill; the files that it writes in the end are the same whatever layout answered and however often it was killed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from data.command_line import dump
 from data.dataset import Dataset
+from rag_mm import checkpoint
 from rag_mm.evaluate import factbook
-from rag_mm.evaluate.answer import Answerer, Run
+from rag_mm.evaluate.answer import DEPTH, Answerer, Run
+from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.evaluate.factbook import Scored, TaskConfig
+from rag_mm.evaluate.finished import Finished, open_finished
 from rag_mm.evaluate.rows import ROWS
+from rag_mm.launch import only_one
 from retriever.index import Index, list_versions
+
+SAY_EVERY_S = 30.0  # where there is no terminal to draw a bar on
 
 
 class Advance(Protocol):
@@ -24,37 +42,73 @@ class Advance(Protocol):
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Scored predictions by row, and what they were made with (the JSON's header)."""
+    """Scored predictions by row, and what they were made with (the JSON's header).
+
+    Attributes:
+        path: of the result file.
+    """
 
     scored: dict[str, list[Scored]]
     header: dict[str, Any]
+    path: Path
 
-    @property
+    @functools.cached_property
     def result(self) -> dict[str, Any]:
         """The contents of the result file."""
         rows = [factbook.make_row(name, items) for name, items in self.scored.items()]
         return {"rows": rows, "comparisons": factbook.compare(self.scored), **self.header}
 
 
-def evaluate_run(run: Run, rows: Sequence[str], task: TaskConfig, *, console: Console) -> Evaluated:
-    """Answer the task's questions for every row, each with the weights of ``run`` or with none.
+def evaluate_run(
+    run: Run,
+    rows: Sequence[str],
+    task: TaskConfig,
+    *,
+    console: Console,
+    decoding: DecodingConfig | None = None,
+    interrupt: Callable[[], bool] | None = None,
+) -> Evaluated:
+    """Answer the task's questions for every row, each with the weights of ``run`` or with none, and write the files.
+
+    Args:
+        decoding: by default the one that the run's configuration names.
+        interrupt: asked after each batch whether to stop.
 
     Raises:
-        ValueError: if there are no questions, or the memory is smaller than ``retriever.k``.
+        ValueError: if there are no questions, the memory is smaller than ``retriever.k``, or another process evaluates
+            this run.
+        Interrupted: the same call goes on.
     """
-    searches = any(ROWS[name].weights_of and ROWS[name].documents == "retrieved" for name in rows)
-    index = run.index(console=console) if searches else None
-    answerer = Answerer(run.config, run.dataset, run.model, index)
-    scored = score_rows(run.dataset, answerer, rows, task, console=console)
-    header = describe_data(run.dataset, task)
-    header |= {"run_dir": str(run.directory), "step": run.step, "steps": run.config.train.steps}
-    header["index"] = describe_index(run, index)
-    header["truncated"] = dict(run.model.collator.truncated)
-    return Evaluated(scored, header)
+    decoding, directory = decoding or run.config.evaluate, run.directory / "eval"
+    first = run.layout.mesh.is_first
+    with only_one(directory) if first else contextlib.nullcontext():
+        finished = _finished(run, task, decoding, directory, console)
+        searches = any(ROWS[name].weights_of and ROWS[name].documents == "retrieved" for name in rows)
+        index = run.index(console=console) if searches else None
+        answerer = Answerer(run.config, run.dataset, run.model, index, layout=run.layout, decoding=decoding)
+        scored = score_rows(run.dataset, answerer, rows, task, console=console, finished=finished, interrupt=interrupt)
+        header = describe_data(run.dataset, task)
+        header |= {"run_dir": str(run.directory), "step": run.step, "steps": run.config.train.steps}
+        header["index"] = describe_index(run, index)
+        header["decoding"] = _describe(decoding)
+        header["truncated"] = _truncated(scored)
+        evaluated = Evaluated(scored, header, directory / f"{task.name}.json")
+        if first:
+            factbook.write(directory, task.name, evaluated.result, scored)
+            finished.remove()
+        run.layout.mesh.barrier()
+    return evaluated
 
 
 def score_rows(
-    dataset: Dataset, answerer: Answerer | None, rows: Sequence[str], task: TaskConfig, *, console: Console
+    dataset: Dataset,
+    answerer: Answerer | None,
+    rows: Sequence[str],
+    task: TaskConfig,
+    *,
+    console: Console,
+    finished: Finished | None = None,
+    interrupt: Callable[[], bool] | None = None,
 ) -> dict[str, list[Scored]]:
     """Scored predictions by row; ``answerer`` may be None if all rows are baselines."""
     samples = task.samples(dataset)
@@ -64,9 +118,63 @@ def score_rows(
     scored = {}
     for name in rows:
         with progress(console, f"answer {name}", len(samples), "questions") as advance:
-            predictions = factbook.predict(name, dataset, answerer, samples, progress=advance)
+            if ROWS[name].weights_of or answerer is None:
+                predictions = factbook.predict(
+                    name, dataset, answerer, samples, progress=advance, finished=finished, interrupt=interrupt
+                )
+            else:  # a baseline: once is enough
+                mesh = answerer.layout.mesh
+                mine = factbook.predict(name, dataset, None, samples, progress=advance) if mesh.is_first else None
+                predictions = mesh.broadcast(mine)
         scored[name] = factbook.score(samples, predictions, seen)
     return scored
+
+
+def _finished(run: Run, task: TaskConfig, decoding: DecodingConfig, directory: Path, console: Console) -> Finished:
+    """What is done already of this very evaluation; all ranks call it."""
+    mesh = run.layout.mesh
+    folder = directory / f".{task.name}.unfinished"
+    if mesh.is_first:
+        said = open_finished(folder, _made_with(run, decoding))
+        if said:
+            console.print(said, highlight=False, soft_wrap=True, markup=False)
+    mesh.barrier()
+    return Finished(folder, writer=str(mesh.replica))
+
+
+def _made_with(run: Run, decoding: DecodingConfig) -> dict[str, Any]:
+    """Everything that decides a prediction."""
+    state = checkpoint.checkpoint_dir(run.directory, run.step) / "state.json"
+    config = dataclasses.replace(run.config, run_dir="", evaluate=DecodingConfig())
+    return {
+        "checkpoint": hashlib.sha256(state.read_bytes()).hexdigest(),
+        "step": run.step,
+        "config": hashlib.sha256(dump(config).encode()).hexdigest(),
+        "data": run.dataset.fingerprint,
+        "store": run.dataset.store.version,
+        "decoding": _describe(decoding),
+        "depth": DEPTH,
+    }
+
+
+def _describe(decoding: DecodingConfig) -> dict[str, Any]:
+    """What decides answers, and nothing else; a file by what is in it."""
+    described = {"decoding": decoding.decoding}
+    if decoding.decoding == "beam":
+        described |= {"num_beams": decoding.num_beams, "length_penalty": decoding.length_penalty}
+    if decoding.decoding == "score":
+        described["score_by"] = decoding.score_by
+        described["candidates"] = "answers of training questions of the field"
+        if decoding.candidates and Path(decoding.candidates).is_file():
+            described["candidates"] = decoding.candidates
+            described["candidates_sha256"] = hashlib.sha256(Path(decoding.candidates).read_bytes()).hexdigest()
+    return described
+
+
+def _truncated(scored: dict[str, list[Scored]]) -> dict[str, int]:
+    """Texts that were cut off, over all rows."""
+    counts = Counter(what for items in scored.values() for item in items for what in item.prediction.truncated)
+    return dict(sorted(counts.items()))
 
 
 def describe_data(dataset: Dataset, task: TaskConfig) -> dict[str, Any]:
@@ -100,10 +208,22 @@ def describe_index(run: Run, index: Index | None) -> dict[str, Any] | None:
 
 @contextmanager
 def progress(console: Console, what: str, total: int, unit: str) -> Iterator[Advance]:
-    """A bar that goes away when done."""
+    """A bar with the time left, which goes away when done; where there is no terminal, a line now and then."""
+    said, done = time.monotonic(), 0
+    first: tuple[float, int] | None = None  # when something was done for the first time, and how much
     with Progress(
         TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn(),
         console=console, transient=True, disable=not console.is_terminal,
     ) as bar:  # fmt: skip
         task = bar.add_task(what, total=total)
-        yield lambda count: bar.advance(task, count)
+
+        def advance(count: int) -> None:
+            nonlocal said, done, first
+            now, done = time.monotonic(), done + count
+            bar.advance(task, count)
+            first = first or (now, done)
+            if not console.is_terminal and now - said > SAY_EVERY_S and done > first[1]:
+                said, left = now, (now - first[0]) / (done - first[1]) * (total - done)
+                console.print(f"{what}: {done} of {total} {unit}, {left:.0f} s left", highlight=False, soft_wrap=True)
+
+        yield advance

@@ -18,6 +18,7 @@ from data.dataset import Dataset, Sample
 from data.factbook_questions import stable_hash
 from rag_mm.evaluate import baselines, metrics
 from rag_mm.evaluate.answer import Answerer, Prediction
+from rag_mm.evaluate.finished import Finished
 from rag_mm.evaluate.rows import COMPARISONS, ROWS
 
 KINDS = ("name", "picture")
@@ -139,12 +140,16 @@ def predict(
     samples: Sequence[Sample],
     *,
     progress: Callable[[int], None] | None = None,
+    finished: Finished | None = None,
+    interrupt: Callable[[], bool] | None = None,
 ) -> list[Prediction]:
     """The predictions of one row; ``answerer`` has the weights that the row uses (None: a baseline)."""
     row = ROWS[name]
     if row.weights_of:
         assert answerer is not None, f"{name} needs weights"
-        return answerer.answer(samples, row.documents, progress=progress)
+        return answerer.answer(
+            samples, row.documents, progress=progress, row=name, finished=finished, interrupt=interrupt
+        )
     predictions = {"most_frequent": baselines.most_frequent, "pixels": baselines.pixels}[name](dataset, samples)
     if progress is not None:
         progress(len(samples))

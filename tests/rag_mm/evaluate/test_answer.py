@@ -69,12 +69,12 @@ def test_the_reader_is_given_the_documents(
     tokenizer = run.model.collator.tokenizer
     seen: list[torch.Tensor] = []
 
-    def recite(program: object, context: dict[str, torch.Tensor], **options: int) -> torch.Tensor:
+    def recite(reader: object, context: dict[str, torch.Tensor], **options: int) -> torch.Tensor:
         rows = context["question"].shape[0]
         seen.append(context["document_embedding"])
         return context["document"].view(rows, -1, context["document"].shape[1])[:, 0]
 
-    monkeypatch.setattr(answering, "greedy", recite)
+    monkeypatch.setattr(answering, "decode", recite)
     samples = [s for s in run.dataset.questions("test") if s.field == "capital"]
     index = run.index() if documents == "retrieved" else None
     predictions = Answerer(run.config, run.dataset, run.model, index, batch_size=100).answer(samples, documents)

@@ -54,7 +54,7 @@ def test_a_fact_changes_under_the_same_weights(
         width = max(map(len, lines))
         return torch.tensor([line + [end] * (width - len(line)) for line in lines])
 
-    monkeypatch.setattr(answering, "greedy", recite)
+    monkeypatch.setattr(answering, "decode", recite)
     quiet = Console(quiet=True)
     change = change_fact(edited, Fact("np", "capital", "Pokhara"), index_dir=copy / "index", console=quiet)
     found = {

@@ -1,0 +1,100 @@
+"""What is retrieved for questions, and the embeddings that the reader weighs it by.
+
+Questions are embedded in blocks of 64 neighbours of the data set's order, whatever is asked of them later: by whom,
+in which batches, or again after a kill. A matrix product may round its last bit by how many rows it has, and a
+score that is written with six digits must not depend on the number of ranks. Neighbours are often about the same
+documents, so embedding a block's different documents once costs little.
+
+Shapes: n questions of a block, U different documents that they read, E embedding width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from data.dataset import Dataset, Sample
+from rag_mm.batch import Collator
+from rag_mm.config import Config
+from rag_mm.evaluate.layout import Layout
+from retriever.embed import document_features
+from retriever.index import Index
+
+Documents = Literal["retrieved", "gold", "none"]
+DEPTH = 4  # hit@4 is the deepest that is reported
+BLOCK = 64
+
+
+@dataclass(frozen=True)
+class Found:
+    """For one question.
+
+    Attributes:
+        ids: of documents, best first: all that were searched for, of which the reader reads the first ``num_read``.
+        scores: query.document of each.
+        query_E: embedding of the question.
+        document_kE: embeddings of the documents that the reader reads; zeros (1, E) for a closed book.
+    """
+
+    ids: tuple[str, ...]
+    scores: tuple[float, ...]
+    query_E: Tensor
+    document_kE: Tensor
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """Ids that the reader reads."""
+        return self.ids[: self.document_kE.shape[0]]
+
+
+class Retrieval:
+    """Finds what the reader is to read.
+
+    Args:
+        index: of the model's weights, on ranks that search; None elsewhere, or if nothing is to be retrieved.
+    """
+
+    def __init__(
+        self, config: Config, dataset: Dataset, collator: Collator, layout: Layout, index: Index | None
+    ) -> None:
+        self.config, self.dataset, self.collator, self.layout, self.index = config, dataset, collator, layout, index
+
+    def find(self, samples: Sequence[Sample], documents: Documents) -> list[Found]:
+        """For the questions of one block; all ranks of a replica call it."""
+        encoder, size = self.layout.encoder, self.config.data.image_size
+        image, has_image = self.collator.images([s.image for s in samples])
+        query = self.layout.embed(encoder.features([s.question for s in samples], image, has_image))
+        if documents == "none":
+            return [Found((), (), row, torch.zeros(1, query.shape[1])) for row in query]
+        ids, scores = self._search(samples, query, documents)
+        names = [row[: self.config.retriever.k] for row in ids]
+        unique = sorted({name for row in names for name in row})
+        features = document_features(encoder, self.dataset.store.fetch(unique), image_size=size)
+        embedding = self.layout.embed(features)
+        place = {name: i for i, name in enumerate(unique)}
+        read = [embedding[[place[name] for name in row]] for row in names]
+        if scores is None:
+            scores = [(document @ row).tolist() for row, document in zip(query, read, strict=True)]
+        return [
+            Found(tuple(own), tuple(score), row, document)
+            for own, score, row, document in zip(ids, scores, query, read, strict=True)
+        ]
+
+    def _search(
+        self, samples: Sequence[Sample], query: Tensor, documents: Documents
+    ) -> tuple[list[list[str]], list[list[float]] | None]:
+        """Document ids, best first, and their scores (None: to be computed)."""
+        if documents == "gold":
+            return [[sample.subject] for sample in samples], None
+        found = None
+        if self.layout.searches:
+            if self.index is None:
+                raise ValueError("nothing can be retrieved without an index")
+            depth = min(max(self.config.retriever.k, DEPTH), len(self.index.ids))
+            ids, scores = self.index.search(query, k=depth)
+            found = ids, scores.tolist()
+        return self.layout.over_stages(found)
