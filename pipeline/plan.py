@@ -104,6 +104,11 @@ def print_plan(arguments: argparse.Namespace, overrides: list[str]) -> None:
         changes["num_microbatches"] = arguments.microbatches
     if parallel.plan and changes:
         raise ValueError(f"parallel.plan names {parallel.plan}; --stages and --microbatches would contradict it")
+    if arguments.microbatches is not None and "microbatch" in program.axes.values():
+        raise ValueError(
+            f"--microbatches {arguments.microbatches}: the batch holds what the samples of each micro-batch share, so "
+            "it is made for their number; give --parallel.num_microbatches instead"
+        )
     parallel = replace(parallel, **changes)
     cluster = Cluster.of(parallel, path=arguments.cluster)
     _check_before_tracing(program, parallel, arguments.timeline)

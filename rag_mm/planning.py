@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from torch import Tensor
 
@@ -22,7 +23,9 @@ from rag_mm.prepared import replica_share
 from rag_mm.step import JointStep
 from rag_mm.tower_memory import tower_memory
 from rag_mm.towers import ROW_BUCKET, PipedTowers, tower_program
-from rag_mm.vision_once import BLOCK, VisionOnce, choose
+from rag_mm.vision_choice import MODES, Vision, choose, make_vision, mode_of
+from rag_mm.vision_grouped import IMAGE, VisionGrouped
+from rag_mm.vision_once import VisionOnce
 from retriever.embed import document_features
 from retriever.encoder import DualEncoder
 
@@ -32,8 +35,8 @@ LINEAGE_SAMPLES = 4
 
 def plan_reader(
     config: Config, reader: BlockProgram, joint: JointStep, mesh: Mesh, *, saved: Plan | None = None
-) -> tuple[Plan, VisionOnce | None, str]:
-    """The plan that every rank runs, whether its program is without the vision block, and what to say of that.
+) -> tuple[Plan, Vision | None, str]:
+    """The plan that every rank runs, the reader with pictures grouped or once (None: as it is), what to say of that.
 
     Args:
         reader: the whole reader.
@@ -48,10 +51,9 @@ def plan_reader(
     wanted = config.reader.vision
     given = _given_plan(config) or saved
     if given is not None:
-        hoisted = not has_vision(given)
-        fits = wanted == "auto" or hoisted == (wanted == "once")
-        if fits or given is not saved:
-            vision = VisionOnce(reader, mesh) if (hoisted if wanted == "auto" else wanted == "once") else None
+        mode = mode_of(given)
+        if wanted in ("auto", mode) or given is not saved:
+            vision = _vision(config, mode if wanted == "auto" else wanted, reader, mesh)
             given.validate(reader if vision is None else vision.program)
             return given, vision, kept_plan(config, "plan.json") if given is saved else ""
     beside = beside_the_reader(config, joint, mesh)
@@ -77,38 +79,36 @@ def beside_the_reader(config: Config, joint: JointStep, mesh: Mesh) -> tuple[Bes
     return found
 
 
-def has_vision(plan: Plan) -> bool:
-    """Whether a plan is for the reader with its vision block."""
-    return any(BLOCK in stage.blocks for stage in plan.stages)
-
-
 def choose_vision(
     config: Config, reader: BlockProgram, joint: JointStep, mesh: Mesh, *, beside: tuple[Beside, ...] = ()
-) -> tuple[VisionOnce | None, Profile | None, str]:
+) -> tuple[Vision | None, Profile | None, str]:
     """What ``reader.vision`` makes of the reader where no plan is given; see `plan_reader` for the arguments.
 
     Returns:
-        The reader without its vision block (None: with it), its profile if it had to be traced to decide, and what
-        to say of the decision.
+        The reader with pictures grouped or once (None: as it is), its profile if it had to be traced to decide, and
+        what to say of the decision.
     """
-    if config.reader.vision == "repeated":
-        return None, None, ""
-    vision = VisionOnce(reader, mesh)
-    if config.reader.vision == "once":
-        return vision, None, ""
-    rest = _trace(config, vision.program, planned_batch(config, joint, vision), mesh)
-    whole = _trace(config, reader, planned_batch(config, joint, None), mesh)
-    sharing, parallel = joint.sharing(), config.parallel
-    once, repeated_s, once_s = choose(
-        whole, rest, partition=lambda profile: _partition(config, profile, beside), sharing=sharing,
-        k=config.retriever.k if config.train.documents == "retrieved" else 1, num_replicas=parallel.data_replicas,
+    if config.reader.vision != "auto":
+        return _vision(config, config.reader.vision, reader, mesh), None, ""
+    reads_P, parallel = joint.expected_reads(), config.parallel
+    visions = {mode: _vision(config, mode, reader, mesh) for mode in MODES}
+    profiles = {}
+    for mode, vision in visions.items():
+        program = reader if vision is None else vision.program
+        profiles[mode] = _trace(config, program, planned_batch(config, joint, vision, reads_P=reads_P), mesh)
+    sharing = reads_P.numel() / reads_P.unique().numel()
+    chosen, seconds = choose(
+        profiles, partition=lambda profile: _partition(config, profile, beside), sharing=sharing,
+        k=reads_P.numel() // config.train.batch_size, num_replicas=parallel.data_replicas,
         num_ranks=parallel.pipeline_stages * parallel.data_replicas,
     )  # fmt: skip
-    said = (
-        f"pictures: {sharing:.2f} pairs read each document; predicted {repeated_s * 1e3:.0f} ms a step with pictures "
-        f"encoded per pair, {once_s * 1e3:.0f} ms with each encoded once, so {'once' if once else 'per pair'}"
-    )
-    return (vision, rest, said) if once else (None, whole, said)
+    predicted = ", ".join(f"{mode} {seconds[mode] * 1e3:.0f} ms" for mode in MODES)
+    said = f"pictures: {sharing:.2f} pairs read each document; predicted for a step: {predicted}; so {chosen}"
+    return visions[chosen], profiles[chosen], said
+
+
+def _vision(config: Config, mode: str, reader: BlockProgram, mesh: Mesh) -> Vision | None:
+    return make_vision(mode, reader, mesh, num_microbatches=config.parallel.num_microbatches)
 
 
 def kept_plan(config: Config, name: str) -> str:
@@ -136,14 +136,28 @@ def _given_plan(config: Config) -> Plan | None:
     return plan
 
 
-def planned_batch(config: Config, joint: JointStep, vision: VisionOnce | None) -> dict[str, Tensor]:
-    """A replica's batch of the reader, or of the reader without its vision block."""
+def planned_batch(
+    config: Config, joint: JointStep, vision: Vision | None, *, reads_P: Tensor | None = None
+) -> dict[str, Tensor]:
+    """A replica's batch of the reader, or of the reader with pictures grouped or once.
+
+    Args:
+        reads_P: `JointStep.expected_reads`, if known: how many pictures a micro-batch shares follows from it.
+    """
     example = joint.example()
     batch = joint.reader_inputs(example, example.query_embedding, example.document_embedding)
-    if vision is not None:
+    num, replicas = config.train.batch_size, config.parallel.data_replicas
+    if isinstance(vision, VisionOnce):
         image_N3SS, row_P = vision.images(example)
         batch = vision.inputs(batch, vision.embed(image_N3SS).requires_grad_(), row_P)
-    return replica_share(batch, config.train.batch_size, 0, config.parallel.data_replicas)
+    share = replica_share(batch, num, 0, replicas)
+    if isinstance(vision, VisionGrouped):
+        reads_P = joint.expected_reads() if reads_P is None else reads_P
+        different, number_P = replica_share({"reads": reads_P}, num, 0, replicas)["reads"].unique(return_inverse=True)
+        # The example's documents are hardly shared, so its pictures stand for those that would be read.
+        image_C3SS = share[IMAGE][torch.arange(different.shape[0]) % share[IMAGE].shape[0]]
+        share = vision.inputs(share, image_C3SS, number_P)
+    return share
 
 
 def _trace(config: Config, program: BlockProgram, batch: dict[str, Tensor], mesh: Mesh) -> Profile:

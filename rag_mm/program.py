@@ -22,10 +22,10 @@ from rag_mm.config import Config
 from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
 from rag_mm.model import build_model
-from rag_mm.planning import beside_the_reader, choose_vision, has_vision, planned_batch
+from rag_mm.planning import beside_the_reader, choose_vision, planned_batch
 from rag_mm.step import JointStep
 from rag_mm.towers import DealtTowers
-from rag_mm.vision_once import VisionOnce
+from rag_mm.vision_choice import Vision, make_vision, mode_of
 
 
 def for_planning(
@@ -43,7 +43,7 @@ def for_planning(
     """
     given = ["--config", config_path] if config_path else []
     config = parse(Config, [*given, *overrides], prog="python -m pipeline.plan", description="")
-    dataset = Dataset(config.data.dir, fold=config.data.fold)
+    dataset = Dataset.of(config.data)
     model = build_model(config, dataset)
     mesh = Mesh(num_stages=1, num_replicas=1)
     memory = Memory(
@@ -67,10 +67,11 @@ def for_planning(
     return program, planned_batch(config, joint, vision), config.parallel, beside
 
 
-def _vision(config: Config, reader: BlockProgram, joint: JointStep, mesh: Mesh) -> tuple[VisionOnce | None, str]:
+def _vision(config: Config, reader: BlockProgram, joint: JointStep, mesh: Mesh) -> tuple[Vision | None, str]:
     """As training would: what a given plan says, or what `choose_vision` finds."""
     if config.parallel.plan and config.reader.vision == "auto":
         given = Plan.from_json(Path(config.parallel.plan).read_text())
-        return None if has_vision(given) else VisionOnce(reader, mesh), ""
+        vision = make_vision(mode_of(given), reader, mesh, num_microbatches=config.parallel.num_microbatches)
+        return vision, ""
     vision, _, said = choose_vision(config, reader, joint, mesh)
     return vision, said

@@ -21,7 +21,7 @@ from rag_mm.prepared import Prepared
 from rag_mm.reader.config import ReaderConfig
 from rag_mm.reader.fusion import reader_program
 from rag_mm.step import JointStep
-from rag_mm.vision_once import VisionOnce
+from rag_mm.vision_choice import Vision
 
 
 class ProofError(RuntimeError):
@@ -29,12 +29,12 @@ class ProofError(RuntimeError):
 
 
 def prove(
-    config: Config, joint: JointStep, prepared: Prepared, pipeline: Pipeline, vision: VisionOnce | None = None
+    config: Config, joint: JointStep, prepared: Prepared, pipeline: Pipeline, vision: Vision | None = None
 ) -> str:
     """Run the proof that ``parallel.verify`` names; gives one line for the log.
 
     Args:
-        vision: where the pipeline's program is the reader without its vision block.
+        vision: where the pipeline's program is the reader with its pictures encoded grouped or once.
 
     Raises:
         ProofError: on every rank, naming the parameters that are off.
@@ -72,7 +72,7 @@ def prove(
 
 
 def _gradients(
-    joint: JointStep, prepared: Prepared, pipeline: Pipeline, vision: VisionOnce | None
+    joint: JointStep, prepared: Prepared, pipeline: Pipeline, vision: Vision | None
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """The loss and this rank's gradients by name; ``.grad`` is empty afterwards."""
     reader = {**pipeline.parameters_here, **({} if vision is None else vision.parameters)}
@@ -90,8 +90,8 @@ def _gradients(
 
 
 def _shrunk(
-    config: Config, joint: JointStep, pipeline: Pipeline, vision: VisionOnce | None
-) -> tuple[Pipeline, VisionOnce | None]:
+    config: Config, joint: JointStep, pipeline: Pipeline, vision: Vision | None
+) -> tuple[Pipeline, Vision | None]:
     """The same program with fewer, narrower layers, cut into as many stages."""
     stages, layers = pipeline.plan.num_stages, 0
     program, small = pipeline.program, vision
@@ -99,7 +99,7 @@ def _shrunk(
         layers += 1
         program = _narrow(config, joint, layers=layers)
         if vision is not None:
-            small = VisionOnce(program, joint.mesh)
+            small = vision.of(program)
             program = small.program
     blocks, names = len(program.blocks), [block.name for block in program.blocks]
     plan = Plan.from_cuts(

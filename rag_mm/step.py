@@ -39,6 +39,8 @@ from rag_mm.renaming import Renaming, field_values
 from rag_mm.role import Role
 from rag_mm.streams import Streams
 from rag_mm.towers import Towers, embed_all
+from rag_mm.vision_choice import Vision
+from rag_mm.vision_grouped import VisionGrouped
 from rag_mm.vision_once import VisionOnce
 from retriever.embed import embed_documents
 
@@ -205,24 +207,25 @@ class JointStep:
         ids = [[asked[(i * k + j) % len(asked)] for j in range(k)] for i in range(len(samples))]
         return self._assemble(first, taken, self._embedded(taken.features), ids, reads=True)
 
-    def sharing(self, *, most: int = 20_000) -> float:
-        """Pairs for each different document that the reader's first batch would read, with the retriever as it is.
+    def expected_reads(self, *, most: int = 20_000) -> Tensor:
+        """Which document each pair of the reader's first batch would read (P,), with the retriever as it is.
+
+        The numbers say only which are the same.
 
         Args:
-            most: documents searched, evenly taken from a larger memory (which makes the figure a little too high).
+            most: documents searched, evenly taken from a larger memory (which lets a little more be the same).
         """
         first = min(self.config.train.retriever_steps, self.config.train.steps - 1)
         if self.config.train.documents != "retrieved":
             prepared = self.example()
-            return max(1.0, prepared.read.numel() / max(1, prepared.read.unique().numel()))
+            return prepared.read if prepared.read.numel() else torch.zeros(len(prepared.samples), dtype=torch.int64)
         ids = self.memory.store.ids[:: -(-len(self.memory.store) // most)]
         part = embed_documents(
             self.encoder, self.memory.store, [ids[i] for i in self.towers.share(len(ids)).tolist()],
             image_size=self.memory.image_size, batch_size=self.memory.batch_size, embed=self.towers.embed_share,
         )  # fmt: skip
         score = self.probe(first) @ self.towers.join(part, len(ids)).T
-        found = score.topk(min(self.config.retriever.k, len(ids)), dim=1).indices
-        return found.numel() / found.unique().numel()
+        return score.topk(min(self.config.retriever.k, len(ids)), dim=1).indices.flatten()
 
     def probe(self, step: int) -> Tensor:
         """Embeddings (B, E) of the questions of a step: what old and new index versions are compared on."""
@@ -322,11 +325,11 @@ class JointStep:
         weight = prepared.contrastive_weight * self.config.objectives.contrastive
         return objectives.contrastive(query_QE, document_UE, prepared.positive, weight, self.encoder.scale()).sum()
 
-    def gradients(self, prepared: Prepared, pipeline: Pipeline | None, vision: VisionOnce | None = None) -> Outcome:
+    def gradients(self, prepared: Prepared, pipeline: Pipeline | None, vision: Vision | None = None) -> Outcome:
         """Phases 1 (loss), 2 and 3: leaves gradients in ``.grad``, summed over all ranks.
 
         Args:
-            vision: where the pipeline's program is the reader without its vision block.
+            vision: where the pipeline's program is the reader with its pictures encoded grouped or once.
 
         Reader parameters of this rank's stage get the sum over replicas, the retriever's that over all ranks that
         embed rows for them.
@@ -357,7 +360,7 @@ class JointStep:
         self,
         prepared: Prepared,
         pipeline: Pipeline,
-        vision: VisionOnce | None,
+        vision: Vision | None,
         query_QE: Tensor,
         document_UE: Tensor,
         outcome: Outcome,
@@ -365,15 +368,20 @@ class JointStep:
         """Phase 2 on this replica's share of the questions; and 1 and 3 of the vision block, if it is taken out."""
         num = len(prepared.samples)
         batch = self.reader_inputs(prepared, query_QE, document_UE)
-        if vision is not None:
+        if isinstance(vision, VisionOnce):
             image_N3SS, row_P = vision.images(prepared)
             patch_NnD = vision.embed(image_N3SS).requires_grad_()
             batch = vision.inputs(batch, patch_NnD, row_P)
         share = replica_share(batch, num, self.mesh.replica, self.mesh.num_replicas)
+        if isinstance(vision, VisionGrouped):
+            assert vision.num_microbatches % pipeline.num_microbatches == 0
+            image_C3SS, picture_P = vision.pictures(prepared)
+            own = replica_share({"pairs": picture_P}, num, self.mesh.replica, self.mesh.num_replicas)
+            share = vision.inputs(share, image_C3SS, own["pairs"])
         result = pipeline.step(share, seed=self.config.train.seed, step=prepared.step)
         reader = [p.grad for p in pipeline.parameters_here.values() if p.grad is not None]
         self.mesh.sum(reader, group=self.mesh.replicas)
-        if vision is not None:
+        if isinstance(vision, VisionOnce):
             grad_NnD = torch.zeros_like(patch_NnD) if patch_NnD.grad is None else patch_NnD.grad
             self.mesh.sum([grad_NnD])
             vision.backward(image_N3SS, grad_NnD)

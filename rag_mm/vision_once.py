@@ -4,19 +4,19 @@ In the reader's program the vision block encodes a document's picture for every 
 a document that eight samples read is encoded eight times. Its rows depend on the picture alone, so the block
 can be taken out (hoisted): every rank encodes its share of the *different* pictures without graph, patches
 enter the pipeline as batch inputs, and when their gradients are known the rows run once more, with graph.
-That costs a second forward and no bubble; `choose` says which is faster for a profile.
+That costs a second forward and no bubble (`rag_mm.vision_choice` says when it is worth that).
 
 Shapes: B questions, P pairs, U documents that are read, N patches, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from pipeline import BlockProgram, Plan, Profile
+from pipeline import BlockProgram
 from rag_mm.mesh import Mesh
 from rag_mm.prepared import Prepared
 from rag_mm.reader.embedding import Vision
@@ -50,6 +50,10 @@ class VisionOnce:
         ).train(whole.training)
         self.parameters: dict[str, nn.Parameter] = whole.block_parameters(BLOCK)
 
+    def of(self, whole: BlockProgram) -> VisionOnce:
+        """The same for another reader."""
+        return VisionOnce(whole, self.mesh)
+
     def images(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
         """The different pictures of a batch (B + U, 3, S, S), and for each pair its row among the U (P,)."""
         questions = prepared.reader["question_image"]
@@ -77,31 +81,3 @@ class VisionOnce:
         num = batch["question"].shape[0]
         given = {name: tensor for name, tensor in batch.items() if name in self.program.inputs}
         return {**given, QUESTION: patch_NnD[:num], DOCUMENT: patch_NnD[num:][row_P]}
-
-
-def choose(
-    whole: Profile,
-    rest: Profile,
-    *,
-    partition: Callable[[Profile], Plan],
-    sharing: float,
-    k: int,
-    num_replicas: int,
-    num_ranks: int,
-) -> tuple[bool, float, float]:
-    """Whether to encode once; and the predicted seconds of a step with pictures encoded per pair, and once.
-
-    Args:
-        whole, rest: profiles of the whole reader and of the reader without the vision block, for one replica.
-        partition: makes the plan of a profile.
-        sharing: pairs for each different document, at least 1. A question's own picture is nobody else's.
-        k: pairs of a question.
-        num_ranks: over which the pictures of all ``num_replicas`` replicas are dealt out.
-    """
-    vision = whole.blocks[0]
-    assert vision.name == BLOCK and whole.num_microbatches == rest.num_microbatches
-    repeated_s = partition(whole).step_s
-    twice = vision.forward_s * 2 + vision.backward_s
-    different = (1 + k / sharing) / (1 + k)  # of the pictures that a micro-batch encodes
-    once_s = partition(rest).step_s + whole.num_microbatches * num_replicas * twice * different / num_ranks
-    return once_s < repeated_s, repeated_s, once_s

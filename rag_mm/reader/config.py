@@ -21,8 +21,8 @@ class ReaderConfig:
         patch: side of a square picture patch that becomes one token (pixels); must divide data.image_size.
         dropout: keyed dropout on the residual branches of the decoder and the embedded context; the decoder reads
             single documents without it, unless what it says of them trains it (rag_sequence, rag_token).
-        vision: encode a document's picture for every pair that reads it (repeated), once a step however many read it,
-            outside the pipeline (once), or whichever is predicted to be faster (auto).
+        vision: encode a document's picture for every pair that reads it (repeated), once a micro-batch however many
+            read it (grouped), once a step, outside the pipeline (once), or as is predicted to be fastest (auto).
         score_prior: let the pointer head weigh documents by the retriever's scores, which also sends
             the generation loss's gradient to the retriever.
     """
@@ -35,7 +35,7 @@ class ReaderConfig:
     ffn_width: int = 128
     patch: int = 8
     dropout: float = 0.0
-    vision: Literal["repeated", "once", "auto"] = "repeated"
+    vision: Literal["repeated", "grouped", "once", "auto"] = "repeated"
     score_prior: bool = True
 
     def __post_init__(self) -> None:

@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline import Pipeline, Plan, Profile, partition
-from pipeline.profile import BlockProfile
+from pipeline import Pipeline, Plan
 from pipeline.verify import compare_gradients
-from rag_mm.vision_once import VisionOnce, choose
+from rag_mm.vision_once import VisionOnce
 from tests.distributed import run_on_ranks
-from tests.rag_mm.test_step import build, config, in_float64
+from tests.rag_mm.joint_setup import build, config, in_float64
 
 
 def _errors(directory: Path, run_dir: Path, stages: int, replicas: int, fusion: str) -> dict[str, Any]:
-    settings = config(directory, stages=stages, replicas=replicas)
+    settings = config(directory, ranks=stages, replicas=replicas)
     settings = replace(settings, reader=replace(settings.reader, fusion=fusion))
     joint, whole = build(settings, run_dir)
-    vision = VisionOnce(whole.program, joint.mesh)
+    vision = VisionOnce(whole, joint.mesh)
     blocks = len(vision.program.blocks)
     cuts = [blocks * i // stages for i in range(1, stages)]
     plan = Plan.from_cuts(vision.program, cuts, num_microbatches=settings.parallel.num_microbatches)
@@ -33,7 +32,7 @@ def _errors(directory: Path, run_dir: Path, stages: int, replicas: int, fusion: 
     vision.whole.blocks[0].module.patch.register_forward_hook(lambda *args: encoded.append(args[1][0].shape[0]))
     outcome = joint.gradients(prepared, pipeline, vision)
     counted = sum(encoded)
-    loss, right = joint.reference(prepared, whole.program)
+    loss, right = joint.reference(prepared, whole)
     named = {f"reader.{n}": p for n, p in (*pipeline.parameters_here.items(), *vision.parameters.items())}
     actual = {n: p.grad for n, p in named.items() if p.grad is not None}
     reader = {n for n in right if n.startswith("reader.")}
@@ -68,47 +67,9 @@ def test_any_layout_equals_the_twin(factbook_dir: Path, tmp_path: Path, stages: 
     assert sum(found["encoded"] for found in ranks) == 2 * ranks[0]["pictures"]  # each row on one rank
 
 
-def profile(*seconds: float) -> Profile:
-    blocks = tuple(
-        BlockProfile(name, s, 2 * s, 0, 8, 8, 8, "sample", False, "", {})
-        for name, s in zip(("vision", "encoder", "decoder"), seconds, strict=True)
-    )
-    return Profile(blocks, (0, 0, 0), 4, 8)
-
-
-def predicted(sharing: float, *, k: int = 3, replicas: int = 1, ranks: int = 1) -> tuple[bool, float, float]:
-    whole = profile(1.0, 1.0, 1.0)
-    return choose(
-        whole, Profile(whole.blocks[1:], whole.carry_bytes[1:], 4, 8), sharing=sharing, k=k, num_replicas=replicas,
-        num_ranks=ranks, partition=lambda p: partition(p, num_stages=1, schedule="gpipe", num_microbatches=4),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("sharing", "once"),
-    [
-        (1.0, False),  # nothing shared: a second forward for nothing
-        (1.4, False),  # 4 x 4 x (1 + 3 / 1.4) / 4 = 12.6 instead of 4 x 3 = 12 s
-        (1.6, True),  # 11.5
-        (8.0, True),
-    ],
-)
-def test_the_faster_one_is_chosen(sharing: float, once: bool):
-    chosen, repeated_s, once_s = predicted(sharing)
-    assert chosen is once
-    assert repeated_s == pytest.approx(4 * 3 * 3.0)
-    assert once_s == pytest.approx(4 * 3 * 2.0 + 4 * 4 * (1 + 3 / sharing) / 4)
-
-
-def test_replicas_bring_as_many_pictures_as_ranks():
-    """Two replicas on two ranks: each rank encodes what one replica on one rank does."""
-    assert predicted(1.0, replicas=2, ranks=2) == predicted(1.0)
-    assert predicted(1.0, ranks=2)[2] < predicted(1.0)[2]  # two ranks of one pipeline share the pictures
-
-
 def test_gradients_of_the_vision_block_add_up(factbook_dir: Path, tmp_path: Path):
     joint, whole = build(config(factbook_dir), tmp_path)
-    vision = VisionOnce(whole.program, joint.mesh)
+    vision = VisionOnce(whole, joint.mesh)
     image, grad = torch.rand(3, 3, 24, 24), torch.rand(3, 9, 16)
     vision.backward(image, grad)
     once = {n: p.grad.clone() for n, p in vision.parameters.items() if p.grad is not None}
