@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -137,11 +138,20 @@ def test_what_is_cheap_is_computed_again_and_what_is_small_is_carried(
     assert plan.stages[1].forward_s == pytest.approx(6.0 + (cost_s if recomputed else 0.0))
 
 
-def test_400_blocks_on_16_stages_take_less_than_5_seconds() -> None:
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"num_stages": 16, "schedule": "1f1b"},
+        {"num_stages": 16, "schedule": "gpipe", "objective": "memory"},
+        {"num_stages": 16, "schedule": "1f1b", "capacity_bytes": 60_000},
+        pytest.param({"num_stages": 32, "num_ranks": 16, "schedule": "interleaved"}, marks=pytest.mark.slow),
+    ],
+)
+def test_400_blocks_on_16_ranks_take_less_than_5_seconds(how: dict[str, Any]) -> None:
     profile = random_profile(400, 32, random.Random(2))
     start = time.process_time()
-    partition(profile, num_stages=16, schedule="1f1b", num_microbatches=32, link_bytes_per_s=500.0)
-    assert time.process_time() - start < 5
+    plan = partition(profile, num_microbatches=32, link_bytes_per_s=500.0, **how)
+    assert time.process_time() - start < 5 and plan.num_ranks == 16
 
 
 def test_mistakes() -> None:
