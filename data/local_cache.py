@@ -78,7 +78,8 @@ class LocalCache:
             if self._is_right(source):
                 self.counts["found"] += 1
                 return self.path(source)
-            with open(temporary, "a+b", buffering=0) as file:
+            # not opened for appending, where pwrite would heed no offset
+            with open(os.open(temporary, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as file:
                 if not self._begin(source, temporary, file):
                     fcntl.flock(file, fcntl.LOCK_SH)  # another process makes it: wait until it is done or gone
                     continue
