@@ -8,15 +8,15 @@ Choices and their price:
 
 - Batch inputs never go through the library (it splits replicated tensors and wipes gradients of leaves);
   the stage looks its rows up by micro-batch number.
-- Shapes of what is sent are found on fake tensors, one runtime (with its receive buffers, for all
-  micro-batches) for each signature of input shapes. Few length buckets, or memory grows.
+- Shapes of what is sent are found on fake tensors, one runtime (`pipeline.shaped_runtime`, with its receive buffers for
+  all micro-batches) for each signature of input shapes. Few length buckets, or memory grows.
 - Before each step the ranks exchange the shapes of their inputs: one small collective, for which a wrong
   batch on one rank becomes the same error on all of them instead of a hang.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,25 +25,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-)
-from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from pipeline import keyed, wire
+from pipeline.agreement import agreed_shapes
 from pipeline.boundary import Shape, carry_shapes
 from pipeline.forward import run_forward
 from pipeline.ghosts import make_ghosts
 from pipeline.plan_file import Plan, check_schedule
 from pipeline.program import SAMPLE_ID, BlockProgram, nearest
 from pipeline.roll_call import RollCall
+from pipeline.shaped_runtime import ShapedRuntime, build_runtime
 from pipeline.simulate import Event
-from pipeline.split_backward import why_not_split
-from pipeline.stage import LOSSES, Recorder, RecordingStage, Slices, StageModule
+from pipeline.stage import LOSSES, Recorder, Slices
 from pipeline.ties import Ties
 
 
@@ -71,16 +64,6 @@ class StepResult:
             group=pipeline.group,
             device=pipeline.device,
         )
-
-
-_SINGLE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-_LOOPED: dict[str, Any] = {"interleaved": ScheduleInterleaved1F1B, "zero_bubble": ScheduleInterleavedZeroBubble}
-
-
-@dataclass
-class _Runtime:
-    modules: list[StageModule]
-    schedule: PipelineScheduleSingle | PipelineScheduleMulti
 
 
 class Pipeline:
@@ -144,7 +127,7 @@ class Pipeline:
         self.device = next((p.device for p in self.parameters_here.values()), torch.device("cpu"))
         self._roll_call = RollCall(self.group) if self.num_ranks > 1 and self.group is not None else None
         self._recorder = Recorder() if record else None
-        self._runtimes: dict[Any, _Runtime] = {}
+        self._runtimes: dict[Any, ShapedRuntime] = {}
 
     @property
     def has_last_stage(self) -> bool:
@@ -232,63 +215,15 @@ class Pipeline:
             return StepResult(run_forward(self, batch, num_microbatches=count), self)
 
     def agree(self, batch: Mapping[str, Tensor], *, divides: bool = True) -> dict[str, Shape]:
-        """Shapes of all program inputs, from all ranks (a small collective).
+        """Shapes of all program inputs, from all ranks (collective; see `pipeline.agreement`).
 
         Args:
             divides: the batch must divide into the micro-batches.
-
-        Raises:
-            ValueError: on every rank, if a rank's batch is wrong or differs from another's.
         """
-        error, shapes = "", {}
-        try:
-            shapes = self._check(batch, divides=divides)
-        except ValueError as problem:
-            error = str(problem)
-        if self.num_ranks > 1:
-            gathered: list[Any] = [None] * self.num_ranks
-            dist.all_gather_object(gathered, (error, shapes), group=self.group)
-            if not error:
-                error = next((f"rank {i}: {e}" for i, (e, _) in enumerate(gathered) if e), "")
-            shapes = {}
-            for rank, (_, theirs) in enumerate(gathered):
-                for name, shape in theirs.items():
-                    known = shapes.setdefault(name, shape)
-                    if (known.size, known.dtype) != (shape.size, shape.dtype) and not error:
-                        error = (
-                            f"input {name!r} is {shape.size} {shape.dtype} on rank {rank} of the pipeline, "
-                            f"elsewhere {known.size} {known.dtype}"
-                        )
-                    if shape.requires_grad and not known.requires_grad:
-                        shapes[name] = shape
-        if error:
-            raise ValueError(error)
-        return shapes
-
-    def _check(self, batch: Mapping[str, Tensor], *, divides: bool) -> dict[str, Shape]:
-        for name in self.inputs_here:
-            if name not in batch:
-                stages = ", ".join(str(s) for s in self.stages_here)
-                raise ValueError(f"the batch lacks input {name!r}, which stage {stages} reads{nearest(name, batch)}")
-        num_samples = self.program.num_samples(batch)
-        if divides and num_samples % self.num_microbatches:
-            raise ValueError(
-                f"a batch of {num_samples} samples does not divide into "
-                f"{self.num_microbatches} micro-batches; "
-                "pad it with samples of weight 0 (pipeline.padding.pad_batch) or change num_microbatches"
-            )
-        if divides:
-            self.program.microbatch({name: batch[name] for name in self.inputs_here}, 0, self.num_microbatches)
-        # A rank that does not read an input says nothing about its gradient.
-        return {
-            name: Shape(
-                tuple(batch[name].shape),
-                batch[name].dtype,
-                batch[name].requires_grad and name in self.inputs_here,
-            )
-            for name in self.program.inputs
-            if name in batch
-        }
+        return agreed_shapes(
+            batch, program=self.program, plan=self.plan, rank=self.rank, needed=self.inputs_here, group=self.group,
+            num_microbatches=self.num_microbatches if divides else None,
+        )  # fmt: skip
 
     def _run_here(self, slices: Slices) -> list[dict[str, Tensor]]:
         outputs = []
@@ -346,53 +281,12 @@ class Pipeline:
             recomputed=self.plan.recomputed,
         )
 
-    def _build(self, shapes: Mapping[str, Shape], rows: Mapping[str, Tensor]) -> _Runtime:
-        carries, count = self.carries(shapes), self.num_microbatches
-        loss = carries[-1][LOSSES]
-        if not loss.requires_grad:
-            raise ValueError(f"output {LOSSES!r} depends on nothing that needs a gradient")
-        sent = [*carries[:-1], {"loss": Shape((), loss.dtype, True)}]
-        modules, stages = [], []
-        for s in self.stages_here:
-            module = StageModule(self.program, *self._bounds[s], recomputed=self.plan.recomputed)
-            stage = (RecordingStage if self._recorder is not None else PipelineStage)(
-                module,
-                s,
-                self.plan.num_stages,
-                self.device,
-                input_args=tuple(shape.empty("meta") for shape in (sent[s - 1].values() if s else ())),
-                output_args=tuple(shape.empty("meta") for shape in sent[s].values()),
-                group=self.group,
-            )
-            if isinstance(stage, RecordingStage):
-                assert self._recorder is not None
-                stage.recorder = self._recorder
-            modules.append(module)
-            stages.append(stage)
-        how: dict[str, Any] = {"n_microbatches": count, "loss_fn": lambda output, _: output[0], "scale_grads": False}
-        if self.schedule == "zero_bubble":
-            self._check_split_backward(modules, sent, rows)
-        if self.schedule in _LOOPED:
-            return _Runtime(modules, _LOOPED[self.schedule](stages, **how))
-        return _Runtime(modules, _SINGLE[self.schedule](stages[0], **how))
-
-    def _check_split_backward(
-        self, modules: Sequence[StageModule], sent: Sequence[Mapping[str, Shape]], rows: Mapping[str, Tensor]
-    ) -> None:
-        """Refuse, on every rank, what a split backward would get wrong (collective)."""
-        reasons = []
-        for s, module in zip(self.stages_here, modules, strict=True):
-            received = list(sent[s - 1].values()) if s else []
-            reason = why_not_split(module, received, rows, device=self.device)
-            reasons += [f"stage {s}: {reason}"] if reason else []
-        gathered: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(gathered, reasons, group=self.group)
-        found = [reason for theirs in gathered for reason in theirs]
-        if found:
-            raise ValueError(
-                f"schedule zero_bubble cannot run this plan; {'; '.join(found)}. Cut elsewhere (docs/pipeline.md says "
-                "what it needs) or use the schedule interleaved"
-            )
+    def _build(self, shapes: Mapping[str, Shape], rows: Mapping[str, Tensor]) -> ShapedRuntime:
+        return build_runtime(
+            self.program, self.plan, stages=self.stages_here, carries=self.carries(shapes), rows=rows,
+            schedule=self.schedule, num_microbatches=self.num_microbatches, device=self.device, group=self.group,
+            recorder=self._recorder,
+        )  # fmt: skip
 
     def events(self) -> list[Event]:
         """When the stages of all ranks computed in the last step, with ``record`` (a collective).
