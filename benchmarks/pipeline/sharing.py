@@ -2,19 +2,22 @@
 
     python -m benchmarks.pipeline.sharing [--rounds N] [--out FILE]
 
-One process, a document tower of 4 layers, 16 samples with 8 documents each; sharing factor f means 128 / f
-different documents. Forward and backward of scores against a query, gradients compared.
+First one process, a document tower of 4 layers, 16 samples with 8 documents each; sharing factor f means 128 / f
+different documents. Forward and backward of scores against a query, gradients compared. Then the reader's pictures on
+two ranks (`benchmarks.pipeline.pictures`), whose results go to ``pictures.json`` beside FILE.
 """
 
 from __future__ import annotations
 
 import statistics
+from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.pipeline import pictures
 from benchmarks.pipeline.measuring import LiveBytes, in_turn, machine, median_ratio, options, report
 from benchmarks.pipeline.models import Layer
 from pipeline.heap import keep_freed_memory
@@ -87,6 +90,10 @@ def main() -> None:
     given = options("sharing", "documents encoded once against at every occurrence")
     rows = run_on_ranks(on_rank, 1, given.rounds, timeout_s=1800)[0]
     report(given, {"machine": machine()}, rows, "Documents encoded once, against at every occurrence")
+    where = machine()
+    rows = run_on_ranks(pictures.on_rank, pictures.RANKS, given.rounds, timeout_s=1800)[0]
+    beside = Namespace(**{**vars(given), "out": given.out.with_name("pictures.json")})
+    report(beside, {"machine": where}, rows, "Pictures of the reader, 2 ranks")
 
 
 if __name__ == "__main__":
