@@ -42,14 +42,20 @@ def join(*, timeout_s: int, threads: int) -> None:
         _end_with_the_launcher()
     if not is_rank() or int(os.environ["WORLD_SIZE"]) == 1:
         return
-    store = os.environ.get("RAG_MM_STORE")
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}" if store else "env://",
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=timeout_s),
-    )
+    rank, world, timeout = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", store=_store(rank, world, timeout), rank=rank, world_size=world, timeout=timeout)
+
+
+def _store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """Where the ranks find each other: our launcher's file, or torchrun's store.
+
+    When torchrun starts ranks again after one died, it may give them the store of the ranks before, whose
+    addresses are in it: each attempt gets names of its own.
+    """
+    if "RAG_MM_STORE" in os.environ:
+        return dist.FileStore(os.environ["RAG_MM_STORE"], world_size)
+    store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
+    return dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _end_with_the_launcher() -> None:

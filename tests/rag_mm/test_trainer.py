@@ -74,9 +74,10 @@ def test_a_run_explains_itself(undisturbed: tuple[Path, list[dict[str, Any]]]):
         ((), 2),
         (("--parallel.towers", "piped"), 2),
         (("--reader.vision", "once"), 2),
+        (("--reader.vision", "grouped"), 2),
         (("--parallel.schedule", "interleaved", "--parallel.chunks", "2"), 4),
     ],
-    ids=["1f1b", "piped-towers", "vision-once", "interleaved"],
+    ids=["1f1b", "piped-towers", "vision-once", "vision-grouped", "interleaved"],
 )
 def test_two_ranks_follow_one(
     factbook_dir: Path,
@@ -135,6 +136,27 @@ def test_terminated_on_two_stages_resumes_on_one_and_on_two(
     ):
         for a, b in zip(undisturbed[1], lines, strict=True):
             assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_run_whose_rank_died(factbook_dir: Path, tmp_path: Path):
+    options = ("--train.steps", "20", "--parallel.pipeline_stages", "2")
+    right = train(factbook_dir, tmp_path / "right", *options)
+    argv = command(factbook_dir, tmp_path / "run", *options, "--parallel.plan", str(tmp_path / "right" / "plan.json"))
+    torchrun = [
+        sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "--max-restarts", "2", *argv[3:],
+    ]  # fmt: skip
+    process = subprocess.Popen(torchrun, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 200
+    while not checkpoint.list_steps(tmp_path / "run"):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[1]), signal.SIGKILL)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0 and "resumed from step 6" in said, said
+    assert metrics(tmp_path / "run") == right
 
 
 def test_steps_that_are_not_finite_are_written_down_and_end_the_run(factbook_dir: Path, tmp_path: Path):

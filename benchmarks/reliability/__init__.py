@@ -1,0 +1,1 @@
+"""Kill it anywhere, lose nothing: measured."""

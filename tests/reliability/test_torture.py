@@ -1,0 +1,53 @@
+"""The short form of the torture: a few kills, nothing lost; and what it would say if something were."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.reliability.torture import Torture, session
+
+
+def test_a_few_kills_lose_nothing(factbook_dir: Path, tmp_path: Path):
+    found = session(tmp_path, factbook_dir, launched=0, forked=4, conversions=2, minutes=3, steps=12, seed=1)
+    assert found.faults == []
+    assert sum(found.kills.values()) >= 6 and found.finished >= 2
+
+
+@pytest.mark.parametrize(
+    "damage, fault",
+    [
+        (lambda lines: lines[:4] + lines[5:], "steps [1, 2, 3, 4, 6"),
+        (lambda lines: lines + lines[-1:], "11, 12, 12]"),
+        (lambda lines: [line.replace('"data_digest": "', '"data_digest": "x') for line in lines], "data_digest"),
+    ],
+)
+def test_a_lost_a_doubled_and_another_sample_are_found(undisturbed: Torture, damage, fault: str):
+    run = undisturbed.folder / "undisturbed"
+    copy = undisturbed.folder / "damaged"
+    copy.mkdir(exist_ok=True)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (copy / "metrics.jsonl").write_text("\n".join(damage(lines)) + "\n")
+    undisturbed.found.faults.clear()
+    undisturbed._compare(copy)
+    assert fault in undisturbed.found.faults[0]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(factbook_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Torture:
+    return Torture(tmp_path_factory.mktemp("torture"), factbook_dir, steps=12, seed=0)
+
+
+def test_an_unreadable_state_is_found(undisturbed: Torture):
+    run = undisturbed.folder / "undisturbed"
+    undisturbed.found.faults.clear()
+    undisturbed._check_readable(run)
+    assert undisturbed.found.faults == []
+    state = run / "checkpoints" / "step-12" / "state.json"
+    whole = state.read_text()
+    state.write_text(whole.replace(json.loads(whole)["checksum"], "0" * 64))
+    undisturbed._check_readable(run)
+    assert "STEP 12 IS NOT USED" in undisturbed.found.faults[0]
+    state.write_text(whole)
