@@ -23,6 +23,10 @@ class DataConfig:
             is shuffled as a whole.
         tail: where an epoch does not divide into batches: wrap into the next epoch, pad with samples of weight 0, or
             drop the rest.
+        documents: the document store, a folder or a URL that fsspec can read, where it is not the data set's own.
+        at_edit: read the documents as they were after so many edits of the store (default: after the last).
+        cache_dir: folder on a disk of each node for copies of the documents' shards, made while training (empty: none).
+        cache_gib: all copies in cache_dir together are at most so large (GiB).
         workers: processes of each rank that read and decode the next steps' samples while a step runs (0: none).
     """
 
@@ -36,6 +40,10 @@ class DataConfig:
     shuffle_chunk: int = 256
     shuffle_window: int = 64 * 256
     tail: Literal["wrap", "pad", "drop"] = "wrap"
+    documents: str = ""
+    at_edit: int | None = None
+    cache_dir: str = ""
+    cache_gib: float = 1024.0
     workers: int = 0
 
     def __post_init__(self) -> None:
@@ -51,6 +59,10 @@ class DataConfig:
                 f"data.shuffle_window is {self.shuffle_window}; it must be a multiple of data.shuffle_chunk "
                 f"({self.shuffle_chunk})"
             )
+        if self.at_edit is not None and self.at_edit < 0:
+            raise ValueError(f"data.at_edit is {self.at_edit}; it must be at least 0")
+        if self.cache_gib <= 0:
+            raise ValueError(f"data.cache_gib is {self.cache_gib}; it must be more than 0")
         if self.workers < 0:
             raise ValueError(f"data.workers is {self.workers}; it must be 0 or more")
         if not 0 <= self.max_bad_share <= 1:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from data import images
 from data.bad_data import BadData
+from data.config import DataConfig
 from data.decoding import UndecodableError
 from data.document_store import DocumentStore
 from data.sample_ids import from_key
@@ -26,6 +27,8 @@ from data.samples import Pair, Sample, read_pair, read_question
 from data.shard_set import RawSample, ShardSet
 
 SPLITS = ("train", "dev", "test")
+KEPT = 16384  # samples of a split that are kept parsed
+TOGETHER = 256  # samples that are read together when all are asked for
 
 
 Item = TypeVar("Item", Sample, Pair)
@@ -54,9 +57,13 @@ class _Part:
         assert self.samples is not None
         return self.samples.key(position)
 
-    def read(self, position: int) -> RawSample:
+    def read(self, positions: Sequence[int]) -> list[RawSample]:
         assert self.samples is not None
-        return self.samples.read([position])[0]
+        return self.samples.read(positions)
+
+    def will_need(self, positions: range) -> None:
+        assert self.samples is not None
+        self.samples.will_need(positions)
 
 
 class _Read(NamedTuple, Generic[Item]):
@@ -80,19 +87,36 @@ class SplitView(Generic[Item]):
         self._part = part
         self._positions = positions
         self._item_type: type[Item] = item_type
-        self._get: Callable[[int], _Read[Item]] = functools.lru_cache(maxsize=16384)(self._read)
+        self._kept: OrderedDict[int, _Read[Item]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._positions)
 
     def __getitem__(self, i: int) -> Item:
-        i = range(len(self))[i]
-        read = self._get(i)
-        self.bad.record(i, read.problem, key=read.key, shard=read.shard)
-        return read.item
+        return self.read([i])[0]
 
     def __iter__(self) -> Iterator[Item]:
-        return (self[i] for i in range(len(self)))
+        for start in range(0, len(self), TOGETHER):
+            yield from self.read(range(start, min(start + TOGETHER, len(self))))
+
+    def read(self, places: Sequence[int]) -> list[Item]:
+        """Several samples, in the order asked; those that are not kept in one batched read."""
+        wanted = [range(len(self))[i] for i in places]
+        missing = [i for i in dict.fromkeys(wanted) if i not in self._kept]
+        raws = self._part.read([self._positions[i] for i in missing]) if missing else []
+        found = {i: self._parsed(raw) for i, raw in zip(missing, raws, strict=True)}
+        reads = [found[i] if i in found else self._kept[i] for i in wanted]
+        for i, read in zip(wanted, reads, strict=True):
+            self.bad.record(i, read.problem, key=read.key, shard=read.shard)
+            self._kept[i] = read
+            self._kept.move_to_end(i)
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return [read.item for read in reads]
+
+    def will_need(self, places: range) -> None:
+        """Have the samples at consecutive places read ahead."""
+        self._part.will_need(range(self._positions[places.start], self._positions[places.stop - 1] + 1))
 
     @property
     def ids(self) -> list[str]:
@@ -103,8 +127,7 @@ class SplitView(Generic[Item]):
         """Broken samples met in this epoch, by reason."""
         return self.bad.reasons
 
-    def _read(self, i: int) -> _Read[Item]:
-        raw = self._part.read(self._positions[i])
+    def _parsed(self, raw: RawSample) -> _Read[Item]:
         item, problem = self._parse(raw)
         return _Read(self._broken(raw.key) if item is None else item, problem, raw.key, raw.shard)
 
@@ -150,7 +173,24 @@ class Dataset:
         fingerprint: of everything but edits.
     """
 
-    def __init__(self, directory: str | Path, fold: int = 0) -> None:
+    @classmethod
+    def of(cls, config: DataConfig, *, directory: str | Path = "") -> Dataset:
+        """The data set that ``config`` names (or the one in ``directory``, with its own documents)."""
+        return cls(
+            directory or config.dir, config.fold, documents="" if directory else config.documents,
+            at_edit=config.at_edit, cache_dir=config.cache_dir, cache_bytes=int(config.cache_gib * 2**30),
+        )  # fmt: skip
+
+    def __init__(
+        self,
+        directory: str | Path,
+        fold: int = 0,
+        *,
+        documents: str = "",
+        at_edit: int | None = None,
+        cache_dir: str = "",
+        cache_bytes: int = 1 << 40,
+    ) -> None:
         self.directory = Path(directory)
         path = self.directory / "dataset.json"
         try:
@@ -170,13 +210,18 @@ class Dataset:
         self.fingerprint: str = self.info["fingerprint"]
         held_out = {"dev": (), "test": ()} if folds is None else folds[fold]
         self.held_out: dict[str, tuple[str, ...]] = {s: tuple(held_out[s]) for s in ("dev", "test")}
-        self.store = DocumentStore(self.directory / "documents")
+        self.store = DocumentStore(
+            documents or self.directory / "documents", at_edit=at_edit, cache_dir=cache_dir or None,
+            cache_dir_bytes=cache_bytes,
+        )  # fmt: skip
 
     @functools.cached_property
     def tokenizer(self) -> Any:
         """The data set's own tokenizer, a ``transformers.PreTrainedTokenizerFast``."""
         from transformers import PreTrainedTokenizerFast
 
+        if not (self.directory / "tokenizer").is_dir():
+            raise ValueError(f"{self.directory} has no tokenizer; prepare it with --vocabulary, such as 8000")
         return PreTrainedTokenizerFast.from_pretrained(str(self.directory / "tokenizer"))
 
     def questions(self, split: str) -> QuestionSet:

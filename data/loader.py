@@ -2,9 +2,8 @@
 
 Which samples a batch holds is decided by `data.cursor.Batches` alone; the loader only fetches them. So ranks and
 workers change nothing, a cursor goes on anywhere, fewer shards than workers is no special case, and nobody waits for
-a worker that has run out of data. A batch's samples are one batched read; when a window of the order begins, the
-system is told which runs of the files the *next* window will read, so that the disk or file system works through
-them front to back while this one is consumed.
+a worker that has run out of data. A batch's samples are one batched read, and windows are announced to the file
+system before they begin (`data.announcing`).
 
 A sample that cannot be read or decoded keeps its slot with weight 0 and its reason: dropping it would shift all that
 come after it.
@@ -24,6 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy
 
 from data.ahead import Ahead, WorkerError
+from data.announcing import Announcer
 from data.cursor import Batches, Cursor
 
 __all__ = ["Batch", "Loader", "Part", "Source", "WorkerError"]
@@ -88,11 +88,11 @@ class _Fetch(Generic[Item]):
         self, source: Source, batches: Batches, part: Part, decode: Callable[[Any], Item], hints: bool, first: int
     ) -> None:
         self.source, self.batches, self.part, self.decode = source, batches, part, decode
-        self.hints, self.first = hints, first
+        self.announcer = Announcer(batches, source.will_need, first=first) if hints else None
 
     def __call__(self, n: int) -> Batch[Item]:
-        if self.hints:
-            self._hint(n)
+        if self.announcer is not None:
+            self.announcer.before(n)
         slots, rows = self.batches.at(n), self.part.rows(self.batches.batch_size)
         weights = slots.weights[rows].copy()
         samples = self.source.read(slots.positions[rows].tolist())
@@ -109,22 +109,6 @@ class _Fetch(Generic[Item]):
                 problems[row], weights[row] = reason, 0.0
             items.append(item)
         return Batch(n, [s.key for s in samples], items, weights, problems, self.batches.consumed(n + 1))
-
-    def _hint(self, n: int) -> None:
-        """Announce the next window when one begins in this batch; at the start the present one, too."""
-        stream, place = self.batches.source, self.batches.place(n)
-        if n == self.first:
-            self._announce(stream.runs(place))
-        begins = place == 0 or stream.window_end(place - 1) <= place  # at its first place, or further on in it
-        end = stream.window_end(place)
-        while end < place + self.batches.batch_size:
-            begins, end = True, stream.window_end(end)
-        if begins or n == self.first:
-            self._announce(stream.runs(end))
-
-    def _announce(self, runs: Sequence[range]) -> None:
-        for run in runs:
-            self.source.will_need(run)
 
 
 @dataclass(frozen=True)

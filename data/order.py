@@ -166,3 +166,45 @@ def _window_order(order: Order, epoch: int, number: int) -> numpy.ndarray:
     shuffled = positions[permutation(len(positions), order._key(epoch, f"window {number}"))]
     shuffled.setflags(write=False)
     return shuffled
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """The stream without a shuffle, epoch after epoch: for passes whose order does not matter.
+
+    Attributes:
+        num_samples: of the source, and so the length of an epoch.
+        fingerprint: of the data.
+        window: samples that are announced to the file system at a time.
+    """
+
+    num_samples: int
+    fingerprint: str
+    window: int = WINDOW
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1 or self.window < 1:
+            raise ValueError(f"num_samples is {self.num_samples} and window {self.window}; both must be at least 1")
+
+    @property
+    def name(self) -> str:
+        """What decides the order, as text: equal names, equal streams."""
+        return f"{self.fingerprint} in order, samples {self.num_samples}"
+
+    @property
+    def epoch_length(self) -> int:
+        """Samples of an epoch."""
+        return self.num_samples
+
+    def stream(self, start: int, stop: int) -> numpy.ndarray:
+        """Positions (stop - start,) of the samples at places ``start`` to ``stop - 1`` of the stream, int64."""
+        return numpy.arange(start, stop) % self.num_samples
+
+    def runs(self, place: int) -> list[range]:
+        """The window at ``place``, one run."""
+        start = place % self.num_samples // self.window * self.window
+        return [range(start, min(start + self.window, self.num_samples))]
+
+    def window_end(self, place: int) -> int:
+        """Place of the stream at which the window after the one at ``place`` begins."""
+        return place - place % self.num_samples + self.runs(place)[0].stop

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from data.announcing import Announcer
 from data.cursor import Slots
 from data.dataset import Dataset, PairSet, QuestionSet
 from data.samples import Pair, Sample
@@ -25,7 +26,7 @@ from rag_mm.augmentation import augment
 from rag_mm.config import Config
 from rag_mm.renaming import Renaming
 from rag_mm.role import Role
-from rag_mm.streams import Streams
+from rag_mm.streams import Name, Streams
 from retriever.embed import pictures
 from retriever.encoder import features
 
@@ -73,15 +74,31 @@ class Queries:
     ) -> None:
         self.config, self.questions, self.pairs = config, questions, pairs
         self.usable_pairs, self.streams, self.values, self.role = usable_pairs, streams, values, role
+        self._announcers: dict[Name, Announcer] = {}
 
     def samples(self, step: int) -> tuple[list[Sample], list[Pair]]:
         """The questions and pairs of a step: a pure function of data, seed and step."""
-        asked = self.streams.slots("questions" if self.streams.reads(step) else "questions alone", step)
-        paired = self.streams.slots("pairs", step)
-        samples = [] if asked is None else _filled([self.questions[i] for i in asked.positions.tolist()], asked)
+        name: Name = "questions" if self.streams.reads(step) else "questions alone"
+        self._announce(name, step)
+        self._announce("pairs", step)
+        asked, paired = self.streams.slots(name, step), self.streams.slots("pairs", step)
+        samples = [] if asked is None else _filled(self.questions.read(asked.positions.tolist()), asked)
         if paired is None:
             return samples, []
-        return samples, _filled([self.pairs[self.usable_pairs[i]] for i in paired.positions.tolist()], paired)
+        return samples, _filled(self.pairs.read([self.usable_pairs[i] for i in paired.positions.tolist()]), paired)
+
+    def _announce(self, name: Name, step: int) -> None:
+        """Windows that begin in this step's batch of a stream, to the file system; the present one at the start."""
+        if not self.streams.flows(name, step) or name not in self.streams.batches:
+            return
+        number = self.streams.number(name, step)
+        if name not in self._announcers:
+            will_need = self._pairs_will_need if name == "pairs" else self.questions.will_need
+            self._announcers[name] = Announcer(self.streams.batches[name], will_need, first=number)
+        self._announcers[name].before(number)
+
+    def _pairs_will_need(self, places: range) -> None:
+        self.pairs.will_need(range(self.usable_pairs[places.start], self.usable_pairs[places.stop - 1] + 1))
 
     def features(self, samples: Sequence[Sample], pairs: Sequence[Pair], step: int) -> dict[str, Tensor]:
         """What the towers take of the Q queries."""
@@ -115,7 +132,7 @@ class QueriesInWorker:
     role: Role | None
 
     def __call__(self) -> _Reporting:
-        dataset = Dataset(self.config.data.dir, fold=self.config.data.fold)
+        dataset = Dataset.of(self.config.data)
         return _Reporting(
             Queries(
                 self.config, dataset.questions("train"), dataset.pairs("train"), usable_pairs=self.usable_pairs,

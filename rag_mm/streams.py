@@ -79,6 +79,13 @@ class Streams:
         before, after = self.flows(name, 0), self.flows(name, self.config.train.retriever_steps)
         return number + before * (joins - since) + after * (step - joins)
 
+    def epoch(self, name: Name, step: int) -> int:
+        """How many epochs of a stream are over when ``step`` begins."""
+        if name not in self.batches:
+            return 0
+        batches = self.batches[name]
+        return batches.place(self.number(name, step)) // batches.source.num_samples
+
     def slots(self, name: Name, step: int) -> Slots | None:
         """The places of the batch of a stream that a step takes, None if it takes none.
 

@@ -10,7 +10,6 @@ is told to, in one process, with the same decode work.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import subprocess
 import sys
@@ -131,17 +130,20 @@ def run(name: str, shards: Path, work: Path, *, shuffle: bool) -> None:
 
     torch.set_num_threads(1)
     makers = {"litdata": litdata, "mosaicml-streaming": mosaicml_streaming, "megatron-energon": megatron_energon}
-    answers = io.open(1, "w", buffering=1, closefd=False)  # noqa: UP020
+
+    def answer(**what: Any) -> None:
+        print(json.dumps(what), flush=True)
+
     try:
         epoch = makers[name](shards, work, shuffle=shuffle)
-        answers.write(json.dumps({"ready": True}) + "\n")
+        answer(ready=True)
         for _ in sys.stdin:
             start, count = time.perf_counter(), 0
             for _ in epoch():
                 count += 1
-            answers.write(json.dumps({"seconds": time.perf_counter() - start, "samples": count}) + "\n")
+            answer(seconds=time.perf_counter() - start, samples=count)
     except Exception as error:
-        answers.write(json.dumps({"problem": f"{type(error).__name__}: {error}"[:300]}) + "\n")
+        answer(problem=f"{type(error).__name__}: {error}"[:300])
 
 
 class Peer:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.order import Order, epoch_order, permutation
+from data.order import Order, Sequential, epoch_order, permutation
 
 
 def order(num_samples: int, *, seed: int = 0, chunk: int = 4, window: int = 16, fingerprint: str = "f") -> Order:
@@ -133,3 +133,13 @@ def test_wrong_numbers_are_named(num: int, chunk: int, window: int, said: str):
         order(num, chunk=chunk, window=window)
     with pytest.raises(ValueError, match="start is 3 and stop 2"):
         order(9).stream(3, 2)
+
+
+@given(num=st.integers(1, 50), window=st.integers(1, 20), start=st.integers(0, 120), length=st.integers(0, 60))
+def test_without_a_shuffle_samples_come_in_order(num: int, window: int, start: int, length: int):
+    o = Sequential(num, "f", window=window)
+    assert o.stream(start, start + length).tolist() == [i % num for i in range(start, start + length)]
+    end = o.window_end(start)
+    (run,) = o.runs(start)
+    assert set(o.stream(start, end).tolist()) <= set(run) and len(run) <= window and start < end
+    assert o.runs(end) != o.runs(start) or len(run) == num
