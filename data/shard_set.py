@@ -145,7 +145,7 @@ class ShardSet:
     def _problem(self, place: tuple[int, int], members: dict[str, tuple[int, int]]) -> str | None:
         problem = self.indices[place[0]].problem(place[1])
         if problem is None and sum(size for _, size in members.values()) > self._max_sample_bytes:
-            return f"more than {self._max_sample_bytes >> 20} MiB"
+            return f"more than {self._max_sample_bytes} bytes"
         return problem
 
     def _read_ranges(self, wanted: list[tuple[int, int, int]]) -> Sequence[bytes | _Unreadable]:

@@ -1,6 +1,7 @@
 import hashlib
 import io
 import os
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -102,6 +103,25 @@ def test_a_member_that_is_no_file_spoils_its_sample_only(kind: bytes, problem: s
     assert rows(shards.write_index(tmp_path / "t.tar")) == {"a": problem, "b": None}
     bad, good = ShardSet(tmp_path).read([0, 1])
     assert bad.members == {} and good.members == {"json": b"{}", "txt": b""}  # of length zero is a member, too
+
+
+@pytest.mark.parametrize("tar_format", ["gnu", "posix"])
+def test_sparse_files_and_hard_links_as_gnu_tar_writes_them(tar_format: str, tmp_path: Path):
+    files = tmp_path / "files"
+    files.mkdir()
+    with (files / "hole.bin").open("wb") as file:
+        file.seek(3_000_000)
+        file.write(b"data")
+        file.truncate(5_000_000)
+    (files / "a.txt").write_text("a")
+    os.link(files / "a.txt", files / "b.txt")
+    (files / f"{'n' * 150}.txt").write_text("n")
+    command = ["tar", f"--format={tar_format}", "--sparse", "--sort=name", "-C", str(files), "-cf"]
+    subprocess.run([*command, str(tmp_path / "t.tar"), "."], check=True)
+    assert rows(shards.write_index(tmp_path / "t.tar")) == {
+        "a": None, "b": "link instead of a file", "hole": "sparse file", "n" * 150: None,
+    }  # fmt: skip
+    assert [s.members for s in ShardSet(tmp_path).read([0, 3])] == [{"txt": b"a"}, {"txt": b"n"}]
 
 
 def test_a_truncated_tar_is_good_up_to_its_last_sample(tmp_path: Path):

@@ -57,3 +57,33 @@ def test_threads_and_children_of_fork_read_the_same(folder: Path):
         thread.join()
     assert len(found) == 80 and all(one == expected for one in found)
     assert pickle.loads(pickle.dumps(samples)).read([3]) == expected[3:4]  # to a worker that was spawned
+
+
+def test_a_shard_that_is_damaged_while_it_is_read_costs_its_own_samples_only(folder: Path):
+    samples = ShardSet(folder, max_open_files=1)
+    whole = samples.read(range(20))
+    middle = folder / "shard-000001.tar"
+    with middle.open("r+b") as file:
+        file.truncate(samples.indices[1].offsets[samples.indices[1].member_ends[2]])  # within its fourth sample
+    found = samples.read(range(20))
+    assert [s.problem for s in found] == [None] * 11 + ["the shard has become shorter"] * 5 + [None] * 4
+    assert [s.key for s in found] == [s.key for s in whole]
+    assert found[:11] + found[16:] == whole[:11] + whole[16:]
+    samples.close()
+    middle.unlink()
+    assert {s.problem for s in samples.read(range(8, 16))} == {"unreadable shard: No such file or directory"}
+    with pytest.raises(ValueError, match="bytes but its index was made for"):
+        middle.write_bytes(b"")
+        ShardSet(folder)
+
+
+def test_a_sample_that_is_too_large_is_not_read(folder: Path):
+    samples = ShardSet(folder, max_sample_bytes=400)
+    found = samples.read(range(20))
+    assert [i for i, s in enumerate(found) if s.problem is None] == list(range(11))  # 9 + 37 * 10 + 1 bytes
+    assert found[11].members == {} and found[11].problem == "more than 400 bytes"
+
+
+def test_no_shards_is_said(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="holds no shards"):
+        ShardSet(tmp_path)
