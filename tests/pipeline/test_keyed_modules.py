@@ -7,159 +7,17 @@ must give the losses and gradients of its micro-batches, in float64.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pipeline import Block, BlockProgram, Pipeline, Plan, keyed, trace
-from pipeline.keyed_functional import keyed_functional
 from pipeline.keyed_modules import make_keyed
 from pipeline.lineage import require_sample_lineage
 from pipeline.verify import gradient_report, whole_batch_gradients
 from tests.distributed import run_on_ranks
-
-B, L, E, H = 6, 5, 8, 2
-P = 0.3
-
-
-class Loss(nn.Module):
-    def forward(self, h: Tensor) -> Tensor:
-        return h.sin().flatten(1).sum(1, keepdim=True) / B
-
-
-class Call(nn.Module):
-    """Calls a layer of somebody else's library and takes its hidden states."""
-
-    def __init__(self, layer: nn.Module, use: Callable[[nn.Module, Tensor], Any], checkpointed: bool = False) -> None:
-        super().__init__()
-        self.layer, self.use, self.checkpointed = layer, use, checkpointed
-
-    def forward(self, h: Tensor) -> Tensor:
-        def function(x: Tensor) -> Any:
-            return self.use(self.layer, x)
-
-        result = keyed.checkpoint(function, h) if self.checkpointed else function(h)
-        return result[0] if isinstance(result, tuple) else result
-
-
-class OwnAttention(nn.Module):
-    """What people write: functional attention and functional dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(E, 3 * E)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (H, -1)).transpose(1, 2) for t in self.project(x).chunk(3, -1))
-        y = functional.scaled_dot_product_attention(q, k, v, dropout_p=P if self.training else 0.0, is_causal=True)
-        return x + functional.dropout(y.transpose(1, 2).flatten(2), P, self.training)
-
-
-def torch_layer() -> Call:
-    layer = nn.TransformerEncoderLayer(E, H, 16, dropout=P, batch_first=True)
-    return Call(layer, lambda layer, x: layer(x))
-
-
-def torch_decoder_layer() -> Call:
-    layer = nn.TransformerDecoderLayer(E, H, 16, dropout=P, batch_first=True)
-    return Call(layer, lambda layer, x: layer(x, x.flip(1)))
-
-
-def attention_first_axis_length() -> Call:
-    layer = nn.MultiheadAttention(E, H, dropout=P)
-    return Call(
-        layer, lambda layer, x: x + layer(x.transpose(0, 1), x.transpose(0, 1), x.transpose(0, 1))[0].transpose(0, 1)
-    )
-
-
-def bert(implementation: str) -> Call:
-    from transformers.models.bert.modeling_bert import BertConfig, BertLayer
-
-    config = BertConfig(
-        hidden_size=E,
-        num_attention_heads=H,
-        intermediate_size=16,
-        attention_probs_dropout_prob=P,
-        hidden_dropout_prob=P,
-    )
-    config._attn_implementation = implementation
-    return Call(BertLayer(config), lambda layer, x: layer(x))
-
-
-def vit() -> Call:
-    from transformers.models.vit.modeling_vit import ViTConfig, ViTLayer
-
-    config = ViTConfig(hidden_size=E, num_attention_heads=H, intermediate_size=16, attention_probs_dropout_prob=P)
-    config._attn_implementation = "sdpa"
-    return Call(ViTLayer(config), lambda layer, x: layer(x))
-
-
-def llama() -> Call:
-    from transformers.models.llama.modeling_llama import LlamaConfig, LlamaDecoderLayer, LlamaRotaryEmbedding
-
-    config = LlamaConfig(
-        hidden_size=E, num_attention_heads=H, num_key_value_heads=1, intermediate_size=16, attention_dropout=P
-    )
-    config._attn_implementation = "sdpa"
-    rotary = LlamaRotaryEmbedding(config)
-
-    def use(layer: nn.Module, x: Tensor) -> Any:
-        positions = torch.arange(x.shape[1])[None]
-        return layer(x, position_embeddings=rotary(x, positions), position_ids=positions)
-
-    return Call(LlamaDecoderLayer(config, 0), use)
-
-
-def gpt2() -> Call:
-    from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2Config
-
-    config = GPT2Config(n_embd=E, n_head=H, attn_pdrop=P, resid_pdrop=P)
-    config._attn_implementation = "sdpa"
-    return Call(GPT2Block(config, layer_idx=0), lambda layer, x: layer(x))
-
-
-def t5() -> Call:
-    from transformers.models.t5.modeling_t5 import T5Block, T5Config
-
-    config = T5Config(d_model=E, d_kv=4, d_ff=16, num_heads=H, dropout_rate=P)
-    config._attn_implementation = "eager"
-    return Call(T5Block(config, has_relative_attention_bias=True), lambda layer, x: layer(x))
-
-
-CASES: dict[str, Callable[[], nn.Module]] = {
-    "nn.TransformerEncoderLayer": torch_layer,
-    "nn.TransformerDecoderLayer": torch_decoder_layer,
-    "nn.MultiheadAttention": attention_first_axis_length,
-    "functional calls": OwnAttention,
-    "BERT eager": lambda: bert("eager"),
-    "BERT sdpa": lambda: bert("sdpa"),
-    "ViT": vit,
-    "Llama": llama,
-    "GPT-2": gpt2,
-    "T5": t5,
-}
-
-
-def program_of(make: Callable[[], nn.Module], *, checkpointed: bool = False) -> BlockProgram:
-    torch.manual_seed(0)
-    layers = [make() for _ in range(2)]
-    for layer in layers:
-        if isinstance(layer, Call):
-            layer.checkpointed = checkpointed
-    blocks = [Block(f"layer.{i}", layer, ("h",), ("h",)) for i, layer in enumerate(layers)]
-    blocks = [Block("first", nn.Linear(E, E), ("x",), ("h",)), *blocks, Block("loss", Loss(), ("h",), ("losses",))]
-    program = BlockProgram(blocks, inputs=("sample_id", "x"), outputs=("losses",)).double().train()
-    assert make_keyed(program) is program
-    return program
-
-
-def batch() -> dict[str, Tensor]:
-    g = torch.Generator().manual_seed(1)
-    return {"sample_id": torch.arange(B) * 3 + 7, "x": torch.randn(B, L, E, generator=g, dtype=torch.float64)}
+from tests.pipeline.keyed_layers import CASES, E, H, L, Loss, OwnAttention, P, batch, bert, program_of
 
 
 def microbatch_gradients(program: BlockProgram, whole: dict[str, Tensor], count: int) -> dict[str, Tensor]:
@@ -282,91 +140,6 @@ def test_gradient_checkpointing_of_transformers_repeats_the_masks() -> None:
         encoder_gradients(before=False, after=True)
 
 
-def draws(function: Callable[[], Any]) -> Any:
-    with keyed.scope(seed=0, step=0), keyed.block("b", ids=torch.arange(3)), keyed_functional():
-        return function()
-
-
-TINY = 1e-13  # so small a probability that nothing is dropped: the right value is known
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"is_causal": True},
-        {"scale": 0.2},
-        {"attn_mask": torch.arange(20).view(4, 5) % 3 != 0},
-        {"attn_mask": torch.zeros(4, 5, dtype=torch.float64).index_fill(1, torch.tensor([2]), -float("inf"))},
-        {"attn_mask": torch.arange(4)[:, None].expand(4, 5) != 1},  # a row with nothing to attend to
-    ],
-)
-def test_attention_is_torchs_apart_from_the_mask(more: dict[str, Any]) -> None:
-    q, k, v = (torch.randn(3, 2, n, 4, dtype=torch.float64).requires_grad_() for n in (4, 5, 5))
-    right = functional.scaled_dot_product_attention(q, k, v, **more)
-    here = draws(lambda: functional.scaled_dot_product_attention(q, k, v, dropout_p=TINY, **more))
-    torch.testing.assert_close(here, right, rtol=1e-12, atol=1e-12)
-    grads = [torch.autograd.grad(y.sin().sum(), (q, k, v)) for y in (right, here)]
-    torch.testing.assert_close(grads[1], grads[0], rtol=1e-10, atol=1e-11)
-
-
-def test_grouped_queries() -> None:
-    q = torch.randn(3, 4, 5, 4, dtype=torch.float64)
-    k, v = torch.randn(2, 3, 2, 5, 4, dtype=torch.float64)
-    right = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    here = draws(lambda: functional.scaled_dot_product_attention(q, k, v, dropout_p=TINY, enable_gqa=True))
-    torch.testing.assert_close(here, right, rtol=1e-12, atol=1e-12)
-
-
-def test_attention_weights_are_dropped_per_sample() -> None:
-    """With the identity as values the output is the dropped weights: 0 or weight / (1 - p)."""
-    q, k = torch.randn(2, 3, 40, 8)
-    eye = torch.eye(40).expand(3, 40, 40)
-    weights = (q @ k.mT / 8**0.5).softmax(-1)
-    here = draws(lambda: functional.scaled_dot_product_attention(q, k, eye, dropout_p=0.25))
-    zero = here == 0
-    assert abs(zero.double().mean().item() - 0.25) < 5 * (0.25 * 0.75 / zero.numel()) ** 0.5
-    torch.testing.assert_close(here[~zero], (weights / 0.75)[~zero])
-    assert not torch.equal(zero[0], zero[1])
-
-
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("kdim", [None, 6])
-@pytest.mark.parametrize("need_weights", [True, False])
-def test_multihead_attention_is_torchs_apart_from_the_mask(
-    batch_first: bool, kdim: int | None, need_weights: bool
-) -> None:
-    torch.manual_seed(0)
-    module = nn.MultiheadAttention(E, H, dropout=TINY, batch_first=batch_first, kdim=kdim, vdim=kdim).double()
-    other = make_keyed(copy.deepcopy(module))
-    q, kv = torch.randn(3, 4, E).double(), torch.randn(3, 5, kdim or E).double()
-    if not batch_first:
-        q, kv = q.transpose(0, 1), kv.transpose(0, 1)
-    padding = torch.tensor([[False] * 5, [False] * 4 + [True], [True] + [False] * 4])
-    mask = torch.zeros(4, 5, dtype=torch.float64).index_fill(1, torch.tensor([2]), -1.5)
-    module.dropout = 0.0
-    for more in ({}, {"key_padding_mask": padding}, {"attn_mask": mask, "key_padding_mask": padding.double() * -1e9}):
-        right = module(q, kv, kv, need_weights=need_weights, **more)  # type: ignore[arg-type]
-        with keyed.scope(seed=0, step=0), keyed.block("b", ids=torch.arange(3)):
-            here = other(q, kv, kv, need_weights=need_weights, **more)
-        torch.testing.assert_close(here, right, rtol=1e-11, atol=1e-11)
-
-
-def test_functional_multihead_attention_takes_boolean_masks() -> None:
-    m = nn.MultiheadAttention(E, H).double()
-    q, kv = torch.randn(4, 3, E).double(), torch.randn(5, 3, E).double()
-    masks = {
-        "key_padding_mask": torch.tensor([[False] * 5, [False] * 4 + [True], [True] + [False] * 4]),
-        "attn_mask": torch.zeros(4, 5, dtype=torch.bool).index_fill(1, torch.tensor([2]), True),
-    }
-
-    def attend(p: float) -> Tensor:
-        projections = (m.in_proj_weight, m.in_proj_bias, None, None, False, p, m.out_proj.weight, m.out_proj.bias)
-        return functional.multi_head_attention_forward(q, kv, kv, E, H, *projections, training=True, **masks)[0]
-
-    torch.testing.assert_close(draws(lambda: attend(TINY)), attend(0.0), rtol=1e-11, atol=1e-11)
-
-
 def test_names_weights_and_classes_stay() -> None:
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, 16, dropout=P, batch_first=True), 2)
     names = list(model.state_dict())
@@ -423,15 +196,11 @@ def test_refused_by_name(module: nn.Module, message: str) -> None:
     assert repr(module) == before
 
 
-def test_refused_attention_kernels_and_functions() -> None:
+def test_refused_attention_kernels() -> None:
     call = bert("sdpa")
     call.layer.attention.self.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match=r"flash_attention_2.*sdpa"):
         make_keyed(call)
-    with pytest.raises(RuntimeError, match="alpha_dropout draws from generator state"):
-        draws(lambda: functional.alpha_dropout(torch.ones(3, 4), training=True))
-    assert torch.equal(draws(lambda: functional.alpha_dropout(torch.ones(3, 4))), torch.ones(3, 4))
-    assert torch.equal(draws(lambda: functional.dropout(torch.ones(3, 4), training=False)), torch.ones(3, 4))
 
 
 def test_harmless_modules_are_left_alone() -> None:
