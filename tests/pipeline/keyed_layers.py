@@ -1,4 +1,4 @@
-"""Layers of torch, of transformers and of one's own, with dropout and attention dropout, and a program of two of them."""
+"""Layers of torch, transformers and one's own, with dropout and attention dropout, and a program of two of them."""
 
 from __future__ import annotations
 
