@@ -117,8 +117,8 @@ def _leaves(config_class: type, prefix: str = "") -> Iterable[tuple[str, Any]]:
             yield prefix + field.name, hint
 
 
-def _split_flags(argv: Sequence[str], leaves: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """``argv`` as (configuration flags, own flags); the last of several equal ones counts."""
+def _split_flags(argv: Sequence[str], leaves: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """``argv`` as (configuration flags, own flags); the last of several equal ones counts, a bare yes-or-no is yes."""
     flags: dict[str, str] = {}
     own: dict[str, str] = {}
     rest = list(argv)
@@ -137,6 +137,9 @@ def _split_flags(argv: Sequence[str], leaves: Collection[str]) -> tuple[dict[str
             known = ["--" + leaf for leaf in leaves] + ["--config", "--print-config", "--help"]
             fail(f"option --{name} does not exist{_nearest('--' + key, known)}")
         if not equals:
+            if leaves.get(key) is bool and (not rest or rest[0].startswith("--")):
+                flags[key] = "true"
+                continue
             if not rest or rest[0].startswith("--"):
                 fail(f"option --{name} needs a value")
             value = rest.pop(0)

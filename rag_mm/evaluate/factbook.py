@@ -16,10 +16,12 @@ from typing import Any
 
 from data.dataset import Dataset, Sample
 from data.factbook_questions import stable_hash
-from rag_mm.evaluate import baselines, metrics
+from rag_mm.evaluate import baselines
 from rag_mm.evaluate.answer import Answerer, Prediction
+from rag_mm.evaluate.bootstrap import bootstrap, paired_bootstrap
 from rag_mm.evaluate.finished import Finished
 from rag_mm.evaluate.rows import COMPARISONS, ROWS
+from rag_mm.evaluate.scoring import squad
 
 KINDS = ("name", "picture")
 HITS = (1, 4)
@@ -105,7 +107,7 @@ class TaskConfig:
 def seen_answers(dataset: Dataset) -> frozenset[str]:
     """Every normalised accepted answer of a training question."""
     return frozenset(
-        metrics.normalise_answer(answer)
+        squad.normalise_answer(answer)
         for sample in dataset.questions("train")
         if sample.weight
         for answer in sample.answers
@@ -124,11 +126,11 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction], seen: fr
             raise ValueError(f"prediction {prediction.id!r} stands where one for {sample.id!r} belongs")
         em = f1 = None
         if prediction.answer is not None:
-            em = metrics.maximum_over(metrics.exact_match, prediction.answer, sample.answers)
-            f1 = metrics.maximum_over(metrics.f1, prediction.answer, sample.answers)
+            em = squad.maximum_over(squad.exact_match, prediction.answer, sample.answers)
+            f1 = squad.maximum_over(squad.f1, prediction.answer, sample.answers)
         ids = prediction.document_ids
         hit = {k: float(bool(set(sample.gold) & set(ids[:k]))) for k in HITS if len(ids) >= k}
-        unseen = not seen.intersection(map(metrics.normalise_answer, sample.answers))
+        unseen = not seen.intersection(map(squad.normalise_answer, sample.answers))
         scored.append(Scored(sample, prediction, em, f1, hit, unseen))
     return scored
 
@@ -187,7 +189,7 @@ def compare(scored: Mapping[str, Sequence[Scored]]) -> list[dict[str, Any]]:
             a, b = (_by_country(_of_kind(scored[row], kind), metric) for row in (name, other))
             if not (a or b):
                 continue  # no question of this kind
-            difference, low, high = metrics.paired_bootstrap(a, b, seed=SEED)
+            difference, low, high = paired_bootstrap(a, b, seed=SEED)
             found.append(
                 {"row": name, "minus": other, "metric": metric, "kind": kind,
                  "difference": difference, "low": low, "high": high}
@@ -231,4 +233,4 @@ def _mean(scored: Iterable[Scored], metric: str) -> float | None:
 
 def _interval(scored: Iterable[Scored], metric: str) -> list[float] | None:
     groups = _by_country(scored, metric)
-    return list(metrics.bootstrap(groups, seed=SEED)[1:]) if groups else None
+    return list(bootstrap(groups, seed=SEED)[1:]) if groups else None

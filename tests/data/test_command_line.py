@@ -74,6 +74,11 @@ def test_negative_numbers_and_null_are_values():
     assert config.train == Train(lr=-2.5, schedule="linear")
 
 
+def test_a_bare_yes_or_no_is_yes():
+    assert parse("--train.amp").train.amp is parse("--train.amp", "--run-dir", "x").train.amp is True
+    assert parse("--train.amp", "false").train.amp is False
+
+
 def test_sections_that_other_commands_read_are_skipped(tmp_path: Path):
     file = write(tmp_path, "train: {steps: 4}\nretriever: {dim: 3}\nrun_dir: z\n")
     assert parse("--config", file, sections=["train"]) == Config(Train(lr=0.5, steps=4))

@@ -1,0 +1,1 @@
+"""Tasks: what is asked, and how answers are scored. `tasks.registry` finds them by name."""
