@@ -27,6 +27,7 @@ class DataConfig:
         at_edit: read the documents as they were after so many edits of the store (default: after the last).
         cache_dir: folder on a disk of each node for copies of the documents' shards, made while training (empty: none).
         cache_gib: all copies in cache_dir together are at most so large (GiB).
+        tokenizer: folder of any transformers tokenizer (default: the one of the data set).
         workers: processes of each rank that read and decode the next steps' samples while a step runs (0: none).
     """
 
@@ -44,6 +45,7 @@ class DataConfig:
     at_edit: int | None = None
     cache_dir: str = ""
     cache_gib: float = 1024.0
+    tokenizer: str = ""
     workers: int = 0
 
     def __post_init__(self) -> None:

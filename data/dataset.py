@@ -25,6 +25,7 @@ from data.document_store import DocumentStore
 from data.sample_ids import from_key
 from data.samples import Pair, Sample, read_pair, read_question
 from data.shard_set import RawSample, ShardSet
+from data.tokenizers import load_tokenizer
 
 SPLITS = ("train", "dev", "test")
 KEPT = 16384  # samples of a split that are kept parsed
@@ -179,6 +180,7 @@ class Dataset:
         return cls(
             directory or config.dir, config.fold, documents="" if directory else config.documents,
             at_edit=config.at_edit, cache_dir=config.cache_dir, cache_bytes=int(config.cache_gib * 2**30),
+            tokenizer=config.tokenizer,
         )  # fmt: skip
 
     def __init__(
@@ -190,7 +192,9 @@ class Dataset:
         at_edit: int | None = None,
         cache_dir: str = "",
         cache_bytes: int = 1 << 40,
+        tokenizer: str = "",
     ) -> None:
+        self._tokenizer_dir = tokenizer
         self.directory = Path(directory)
         path = self.directory / "dataset.json"
         try:
@@ -217,9 +221,11 @@ class Dataset:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """The data set's own tokenizer, a ``transformers.PreTrainedTokenizerFast``."""
+        """The data set's own tokenizer, a ``transformers.PreTrainedTokenizerFast``, or the one that was named."""
         from transformers import PreTrainedTokenizerFast
 
+        if self._tokenizer_dir:
+            return load_tokenizer(self._tokenizer_dir)
         if not (self.directory / "tokenizer").is_dir():
             raise ValueError(f"{self.directory} has no tokenizer; prepare it with --vocabulary, such as 8000")
         return PreTrainedTokenizerFast.from_pretrained(str(self.directory / "tokenizer"))

@@ -38,6 +38,10 @@ class Collator:
         tokenizer: any transformers tokenizer that has ``<pad>`` and ``<bos>`` and keeps a newline a token of
             its own: the newline ends answers and document lines alike, so the end can be copied too.
         num_patches: N, patches of one picture.
+
+    Attributes:
+        truncated: texts that were cut off so far, by kind.
+        padding: share of the places of the last tensor of each kind that is padding.
     """
 
     def __init__(self, tokenizer: Any, config: DataConfig, *, num_patches: int) -> None:
@@ -47,6 +51,7 @@ class Collator:
             raise ValueError(f"the tokenizer's padding has id {self.pad}; the reader expects 0")
         (self.end,) = tokenizer(END, add_special_tokens=False)["input_ids"]
         self.truncated: Counter[str] = Counter()
+        self.padding: dict[str, float] = {}
         self.word_V = word_numbers(tokenizer)
 
     def tokens(self, texts: Sequence[str], *, limit: int, what: str, step: int, left: bool = False) -> Tensor:
@@ -55,6 +60,7 @@ class Collator:
         self.truncated[what] += sum(len(row) > limit for row in rows)
         rows = [row[:limit] for row in rows]
         width = bucket(max((len(row) for row in rows), default=1), step)
+        self.padding[what] = 1 - sum(map(len, rows)) / (len(rows) * width) if rows else 0.0
         padding = [[self.pad] * (width - len(row)) for row in rows]
         padded = [p + row if left else row + p for row, p in zip(rows, padding, strict=True)]
         return torch.tensor(padded, dtype=torch.int64)

@@ -94,9 +94,10 @@ def megatron_energon(shards: Path, work: Path, *, shuffle: bool) -> Epoch:
 
 
 def _crude_task(decode: Callable[[Any], Any]) -> Any:
-    from megatron.energon import CrudeSample, DefaultTaskEncoder, basic_sample_keys
+    from megatron.energon import CrudeSample, DefaultTaskEncoder, basic_sample_keys, stateless
     from megatron.energon.task_encoder.cooking import Cooker
 
+    @stateless
     def cook(sample: dict[str, Any]) -> Any:
         members = {"jpg": sample["jpg"], "json": sample["json"]}
         return CrudeSample({**basic_sample_keys(sample), "decoded": decode(members)})
