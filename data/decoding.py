@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from data import images
 from data.shard_set import RawSample
 
 MAX_TEXT_BYTES = 16 << 20
@@ -107,6 +106,8 @@ def decode_class(data: bytes) -> int:
 
 
 def decode_image(data: bytes) -> Any:
+    from data import images  # with torch, which takes seconds to import, and converters decode nothing with it
+
     try:
         return images.load_rgba(data)
     except images.ImageError as error:

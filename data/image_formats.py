@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+MAX_PIXELS = 4096 * 4096  # larger pictures are not decoded
+# Some of Pillow's others call programs (EPS: Ghostscript) or are hardly ever used.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+
 # Extension of the member -> what the bytes begin with (at offset 0; WebP and the ISO formats carry more behind).
 SIGNATURES: dict[str, tuple[bytes, ...]] = {
     "jpg": (b"\xff\xd8\xff",),

@@ -15,9 +15,7 @@ import numpy
 import torch
 from PIL import Image, UnidentifiedImageError
 
-MAX_PIXELS = 4096 * 4096
-# Some of Pillow's others call programs (EPS: Ghostscript) or are hardly ever used.
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+from data.image_formats import FORMATS, MAX_PIXELS
 
 
 def decode(png: bytes, size: int) -> torch.Tensor:

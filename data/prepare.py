@@ -20,9 +20,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data.factbook import FORMAT, build_factbook
 from data.formats import FORMATS, conversion
+from data.formats.common import Common
+from data.formats.finishing import FORMAT
 from data.passages import Chunking
+
+
+def build_factbook(out: Path, **options: Any) -> dict[str, Any]:
+    """See `data.factbook`, which is imported here because every process of a conversion imports this module."""
+    from data import factbook
+
+    return factbook.build_factbook(out, **options)
+
 
 BUILDERS: dict[str, Callable[..., dict[str, Any]]] = {"factbook": build_factbook}
 EXIT_INTERRUPTED = 75
@@ -127,8 +136,8 @@ def _add_common(parser: Any) -> None:
     parser.add_argument("--licence", default="unknown", help="licence of the data, to be kept with it")
 
 
-def _common(options: argparse.Namespace) -> conversion.Common:
-    return conversion.Common(
+def _common(options: argparse.Namespace) -> Common:
+    return Common(
         out=options.out,
         workers=options.workers,
         chunking=Chunking(options.passage_words, options.overlap),

@@ -28,6 +28,8 @@ USUAL = {
     "text": ("text", "passage", "contents"),
     "split": ("split",),
 }
+ASKED = ("id", "question", "answers", "gold", "negatives")  # what of a row is a question's, and not its meta's
+TOLD = ("id", "title", "text", "caption")
 SPLIT_OF = {
     "train": "train",
     "training": "train",
@@ -93,8 +95,10 @@ class Roles:
     def _rest(self, row: Row) -> dict[str, Any]:
         """What has no role, and the name of the picture where the table has one."""
         name = row.values.get(self.columns.get("image", ""))
-        used = [column for role, column in self.columns.items() if role not in ("split", "image")]
-        dropped = used if isinstance(name, str) else [*used, self.columns.get("image", "")]
+        roles = ASKED if self.asks else TOLD
+        dropped = [column for role, column in self.columns.items() if role in roles]
+        if not isinstance(name, str):
+            dropped.append(self.columns.get("image", ""))
         return {column: value for column, value in row.values.items() if column not in dropped}
 
     def question(self, row: Row, name: str, image: bytes | None) -> Sample:

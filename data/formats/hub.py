@@ -148,7 +148,7 @@ def _load(name: str, config: str | None, revision: str | None) -> Any:
         else:
             loaded = datasets.load_dataset(name, config, revision=revision)
     except Exception as error:  # whatever a reader of foreign files raises is news to the user, not a fault of ours
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(f"{error}: {error.__cause__ or ''}".split()).rstrip(": ")[:300]
         raise ValueError(f"--dataset is {name}, which `datasets` cannot load: {reason}") from None
     if not isinstance(loaded, dict):
         loaded = datasets.DatasetDict({"train": loaded})

@@ -226,8 +226,9 @@ def _elements(path: Path, array: str) -> Iterator[bytes]:
     number = 0
     with _open(path) as file:
         try:
-            for element in ijson.items(file, f"{array}.item" if array else "item", use_float=True):
-                yield json.dumps(element, ensure_ascii=False).encode("utf-8") + b"\n"
+            # Without use_float, which refuses whole numbers beyond 64 bits; decimals are written as floats.
+            for element in ijson.items(file, f"{array}.item" if array else "item"):
+                yield json.dumps(element, ensure_ascii=False, default=float).encode("utf-8") + b"\n"
                 number += 1
         except ijson.JSONError as error:
             reason = " ".join(str(error).split())[:120]
@@ -245,6 +246,6 @@ def top_level(path: Path, name: str) -> Any:
 
     with _open(path) as file:
         try:
-            return next(iter(ijson.items(file, name, use_float=True)), None)
+            return next(iter(ijson.items(file, name)), None)
         except ijson.JSONError as error:
             raise ValueError(f"{path} is not valid JSON: {' '.join(str(error).split())[:120]}") from None

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from data.image_formats import extension_of
-from data.images import MAX_PIXELS
+from data.image_formats import FORMATS, MAX_PIXELS, extension_of
 
 MAX_BYTES = 256 << 20
 
@@ -37,7 +36,7 @@ def check(data: bytes, name: str) -> bytes | BadPicture:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data)) as image:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 if image.width * image.height > MAX_PIXELS:
                     size = f"{image.width} x {image.height}"
                     return BadPicture("picture too large", f"{name} has {size} pixels, more than {MAX_PIXELS}")

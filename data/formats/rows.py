@@ -93,6 +93,8 @@ def json_row(line: str, place: str) -> Row:
         raise ValueError(f"{place}: {error}") from None
     except RecursionError:
         raise ValueError(f"{place}: nested too deeply") from None
+    if "\\u" in line and not _encodable(values):
+        raise ValueError(f"{place}: a text holds half a character (a lone surrogate)")
     if not isinstance(values, dict):
         raise ValueError(f"{place}: {_shown(values)}; it must be an object {{...}}")
     return Row(values, place)
@@ -120,6 +122,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"field {twice!r} occurs twice")
     return found
+
+
+def _encodable(values: Any) -> bool:
+    """Whether all texts can be written as UTF-8; JSON can spell some that cannot."""
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _shown(value: Any) -> str:

@@ -31,7 +31,12 @@ def prepared(root: Path, name: str, *options: str) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("dpr", []), ("dpr", ["--passage-words", "5"]), ("infoseek", []), ("coco", ["--ask", "describe the picture"])],
+    [
+        ("dpr", []),
+        ("coco", ["--ask", "describe the picture"]),
+        pytest.param("dpr", ["--passage-words", "5"], marks=pytest.mark.slow),
+        pytest.param("infoseek", [], marks=pytest.mark.slow),
+    ],
 )
 def test_a_source_trains_and_answers(name: str, options: list[str], tmp_path: Path):
     data = prepared(tmp_path, name, *options)
@@ -51,6 +56,7 @@ def test_a_source_trains_and_answers(name: str, options: list[str], tmp_path: Pa
     assert 0 <= result["rows"][0]["em"] <= 1
 
 
+@pytest.mark.slow
 def test_pictures_without_labels_train_a_reader_that_reads_nothing(tmp_path: Path):
     data = prepared(tmp_path, "vqa")
     closed = ["--train.documents", "none", "--train.retriever_share", "0", "--objectives.contrastive", "0"]

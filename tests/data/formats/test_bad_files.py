@@ -82,6 +82,11 @@ CASES: dict[str, tuple[str, Break, str]] = {
     "not JSON": ("kilt", appended(KILT, b"{'a': 1}\n"), f"{KILT}, line 3, column 2: not valid JSON"),
     "not an object": ("kilt", appended(KILT, b"[1]\n"), f"{KILT}, line 3: [1]; it must be an object"),
     "a key twice": ("kilt", appended(KILT, b'{"id": 1, "id": 2}\n'), f"{KILT}, line 3: field 'id' occurs twice"),
+    "half a character": (
+        "kilt",
+        appended(KILT, b'{"wikipedia_id": "5", "wikipedia_title": "\\ud800", "text": []}\n'),
+        f"{KILT}, line 3: a text holds half a character",
+    ),
     "an id twice": (
         "kilt",
         appended(KILT, b'{"wikipedia_id": "290", "wikipedia_title": "A", "text": []}\n'),

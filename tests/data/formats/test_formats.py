@@ -234,8 +234,8 @@ def test_wit_joins_pixels_and_takes_one_language(tmp_path: Path):
 
 
 ROWS: list[dict[str, Any]] = [
-    {"id": "a", "question": "q?", "answers": {"text": ["x", "y"], "answer_start": [0, 3]}, "level": 1},
-    {"id": "b", "question": "r?", "answers": {"text": ["z"], "answer_start": [0]}, "level": 2},
+    {"id": "a", "title": "T", "question": "q?", "answers": {"text": ["x", "y"], "answer_start": [0, 3]}, "level": 1},
+    {"id": "b", "title": "U", "question": "r?", "answers": {"text": ["z"], "answer_start": [0]}, "level": 2},
 ]
 
 
@@ -256,7 +256,7 @@ def test_datasets_reads_plain_files(kind: str, tmp_path: Path):
     assert prepare.main([*argv, "--vocabulary", "0"]) == 0
     first, second = Dataset(tmp_path / "out").questions("train")
     assert (first.id, first.answers) == ("a", ("x", "y") if kind != "csv" else ("x",))
-    assert (second.question, second.meta) == ("r?", {"level": 2})
+    assert (second.question, second.meta) == ("r?", {"title": "U", "level": 2})
 
 
 def test_datasets_passes_pictures_on_unchanged(tmp_path: Path):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from data import prepare
-from data.formats import conversion
+from data.formats import conversion, processes
 from data.formats.pieces import STATE
 from tests.data.formats import examples
 from tests.data.test_prepare import contents
@@ -56,7 +56,7 @@ def test_two_workers_give_the_same_bytes(source: list[str], undisturbed: Path, t
 def test_a_failure_in_the_middle_is_gone_on_from(
     source: list[str], undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    whole, done = conversion.convert, []
+    whole, done = processes.convert, []
 
     def fails_at_the_eighth(job, piece):
         if len(done) == 7:
@@ -64,7 +64,7 @@ def test_a_failure_in_the_middle_is_gone_on_from(
         done.append(piece)
         return whole(job, piece)
 
-    monkeypatch.setattr(conversion, "convert", fails_at_the_eighth)
+    monkeypatch.setattr(processes, "convert", fails_at_the_eighth)
     argv = [*source, "--out", str(tmp_path / "out"), "--workers", "1"]
     assert prepare.main(argv) == 1
     assert not (tmp_path / "out").exists()
@@ -73,9 +73,9 @@ def test_a_failure_in_the_middle_is_gone_on_from(
     assert len(kept) == 7
 
     seen: list[dict[str, int]] = []
-    monkeypatch.setattr(conversion, "convert", whole)
+    monkeypatch.setattr(processes, "convert", whole)
     monkeypatch.setattr(
-        conversion, "_finish", _then(conversion._finish, lambda: seen.append(
+        conversion, "finish", _then(conversion.finish, lambda: seen.append(
             {p.name: p.stat().st_mtime_ns for p in state.glob("documents-*.json") if p.name in kept}
         ))
     )  # fmt: skip
@@ -95,7 +95,7 @@ def _then(function, before):
 def test_other_options_or_sources_are_not_mixed(
     source: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(conversion, "_finish", lambda *args: (_ for _ in ()).throw(OSError("gone")))
+    monkeypatch.setattr(conversion, "finish", lambda *args: (_ for _ in ()).throw(OSError("gone")))
     argv = [*source, "--out", str(tmp_path / "out"), "--workers", "1"]
     assert prepare.main(argv) == 1
     capsys.readouterr()
@@ -150,3 +150,38 @@ def _wait_for_orphans(session: int) -> None:
             return
         time.sleep(0.02)
     raise AssertionError(f"processes {found} outlived the one that started them")
+
+
+@pytest.mark.slow
+def test_an_interruption_is_a_status_of_its_own(source: list[str], undisturbed: Path, tmp_path: Path):
+    argv = [sys.executable, "-m", "data.prepare", *source, "--out", str(tmp_path / "out"), "--workers", "2"]
+    process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    state, until = tmp_path / ".out.preparing" / STATE, time.monotonic() + 120
+    while process.poll() is None and not list(state.glob("documents-*.json")) and time.monotonic() < until:
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 75 and error == "interrupted; the same command goes on from here\n"
+    assert prepare.main([*source, "--out", str(tmp_path / "out"), "--workers", "1"]) == 0
+    assert contents(tmp_path / "out") == contents(undisturbed)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_file(tmp_path: Path):
+    """Five times the rows, as many a piece: the peak stays, but for the bytes of a hash and a place of each row."""
+    peaks = []
+    for rows in (20_000, 100_000):
+        path = tmp_path / f"{rows}.tsv"
+        with path.open("w") as file:
+            file.write("id\ttext\ttitle\n")
+            file.writelines(f"{i}\t{'word ' * 100}{i}\tTitle {i}\n" for i in range(rows))
+        program = (
+            "import resource, sys; from data import prepare; status = prepare.main(sys.argv[1:]); "
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(status)"
+        )
+        argv = ["dpr", "--passages", str(path), "--out", str(tmp_path / f"out{rows}"), "--workers", "1"]
+        argv += ["--rows-per-shard", "5000", "--vocabulary", "0"]
+        done = subprocess.run([sys.executable, "-c", program, *argv], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        peaks.append(int(done.stdout.split()[-1]) / 1024)  # MB
+    assert peaks[1] - peaks[0] < 12  # 50 MB of text more
