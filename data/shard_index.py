@@ -148,7 +148,7 @@ class ShardIndex:
     def from_bytes(data: bytes, tar: Path) -> ShardIndex:
         """The index of ``tar`` from the bytes of its file; ValueError if they are not an index of this format."""
         try:
-            arrays = safetensors.numpy.load(data)
+            arrays: dict[str, Any] = safetensors.numpy.load(data)
             header: dict[str, Any] = json.loads(arrays.pop("header").tobytes())
             if header.pop("format") != FORMAT:
                 raise ValueError("another format")
