@@ -11,7 +11,7 @@ Memory is the fullest rank's, in live tensor bytes: parameters, gradients, activ
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -169,10 +169,10 @@ def _peak(case: Case, plan: Plan) -> int:
     return max(peaks)
 
 
-def on_rank(rounds: int) -> list[dict[str, Any]]:
+def on_rank(rounds: int, cases: Sequence[tuple[int, str]] = CASES) -> list[dict[str, Any]]:
     """The rows of the table: every way for every sharing factor."""
     whole, mesh, link = reader(), Mesh(num_stages=RANKS, num_replicas=1), measured_link()
-    return [row for factor, where in CASES for row in _rows(whole, mesh, link, factor, where, rounds)]
+    return [row for factor, where in cases for row in _rows(whole, mesh, link, factor, where, rounds)]
 
 
 def _rows(whole: BlockProgram, mesh: Mesh, link: Link, factor: int, where: str, rounds: int) -> list[dict[str, Any]]:
@@ -180,7 +180,7 @@ def _rows(whole: BlockProgram, mesh: Mesh, link: Link, factor: int, where: str, 
     profiles, plans = {}, {}
     for mode, case in cases.items():
         given = {name: tensor for name, tensor in case.inputs().items() if name in case.program.inputs}
-        profiles[mode] = busy_profile(case.program, given, num_microbatches=MICROBATCHES)
+        profiles[mode] = busy_profile(case.program, given, num_microbatches=MICROBATCHES, repeats=5)
         plans[mode] = _plan(profiles[mode], link)
     chosen, seconds = choose(
         profiles, partition=lambda profile: _plan(profile, link), sharing=factor, k=K, num_replicas=1, num_ranks=RANKS
