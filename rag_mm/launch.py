@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.heap import keep_freed_memory
+from pipeline.roll_call import LostRankError, RollCall
 
 EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 75
 
@@ -34,16 +35,35 @@ def is_rank() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def join(*, timeout_s: int, threads: int) -> None:
-    """Join the other ranks, if there are any."""
+def join(*, timeout_s: int, threads: int) -> RollCall | None:
+    """Join the other ranks, if there are any; gives what names those of them that die.
+
+    Raises:
+        LostRankError: the others could not be reached.
+    """
     torch.set_num_threads(threads)
     keep_freed_memory()
     if "RAG_MM_STORE" in os.environ:
         _end_with_the_launcher()
     if not is_rank() or int(os.environ["WORLD_SIZE"]) == 1:
-        return
+        return None
     rank, world, timeout = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timedelta(seconds=timeout_s)
-    dist.init_process_group("gloo", store=_store(rank, world, timeout), rank=rank, world_size=world, timeout=timeout)
+    try:
+        store = _store(rank, world, timeout)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+        group = dist.group.WORLD
+        assert group is not None
+        return RollCall(group, what="run")
+    except RuntimeError as error:
+        text = str(error).splitlines()[0]
+        raise LostRankError(
+            f"rank {rank} of {world} could not join the others, one of them may have died: {text}"
+        ) from error
+
+
+def watched(roll_call: RollCall | None) -> contextlib.AbstractContextManager[None]:
+    """Within it, the error of a lost connection names the rank that died."""
+    return contextlib.nullcontext() if roll_call is None else roll_call.names_the_dead()
 
 
 def _store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:

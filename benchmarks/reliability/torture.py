@@ -144,8 +144,7 @@ class Torture:
     def _kill(self, victim: Victim, run: Path, when: str, *, launched: bool) -> None:
         ranks = victim.ranks()
         one = self.random.random() < 0.5 and len(ranks) == 2
-        at = victim.log.stat().st_size
-        joined = self._have_joined(run)
+        joined = "proof:" in self._said(victim)
         chosen = self.random.randrange(2) if one else None
         victim.kill([ranks[chosen]] if chosen is not None else [*victim.pids, *ranks])
         who = "one rank" if one else "all"
@@ -157,16 +156,16 @@ class Torture:
             return
         if one:
             self.found.end_s.append(took)
-            said = victim.log.read_text(errors="replace")[at:]
-            if joined and "Traceback" in said:
+            said = self._said(victim)
+            if "Traceback" in said:
                 self._fault(run, f"a trace instead of a sentence: {said}")
-            elif joined and f"rank {chosen}" not in said:
+            elif joined and f"rank {chosen}" not in said and 0 not in victim.poll():  # the other was not done
                 self._fault(run, f"nobody named rank {chosen}, but said: {said!r}")
         self._check_readable(run)
 
-    def _have_joined(self, run: Path) -> bool:
-        """Whether steps are being taken: before that a rank that dies may not have been met by anybody."""
-        return (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size > 0
+    def _said(self, victim: Victim) -> str:
+        """What this start of a run has said so far."""
+        return victim.log.read_text(errors="replace")[victim.said_before :]
 
     def _check_readable(self, run: Path) -> None:
         from rag_mm import checkpoint

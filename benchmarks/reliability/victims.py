@@ -26,12 +26,13 @@ class Victim:
 
     Attributes:
         pids: of the processes that were started here, by which the run is waited for.
-        log: what they said.
+        log: what they said, and what earlier starts did.
     """
 
     pids: list[int]
     log: Path
     launched: bool
+    said_before: int = 0
     _statuses: dict[int, int] = field(default_factory=dict, repr=False)
 
     def ranks(self) -> list[int]:
@@ -85,25 +86,30 @@ def _alive(pid: int) -> bool:
 
 def launch(argv: Sequence[str], log: Path) -> Victim:
     """``python train.py *argv``, as a user starts it."""
-    with log.open("wb") as file:
+    said_before = _size(log)
+    with log.open("ab") as file:
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", str(ROOT / "train.py"), *argv],
             cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-    return Victim([process.pid], log, launched=True)
+    return Victim([process.pid], log, launched=True, said_before=said_before)
 
 
 def fork_ranks(argv: Sequence[str], log: Path, *, num_ranks: int, store: Path) -> Victim:
     """The ranks of ``train.py *argv``, forked from this process, which must have computed nothing."""
     store.unlink(missing_ok=True)
-    pids = []
+    pids, said_before = [], _size(log)
     for rank in range(num_ranks):
         environment = {
             "RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(rank),
             "RAG_MM_STORE": str(store), "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
         pids.append(fork(_train, argv, log=log, environment=environment if num_ranks > 1 else {}))
-    return Victim(pids, log, launched=False)
+    return Victim(pids, log, launched=False, said_before=said_before)
+
+
+def _size(log: Path) -> int:
+    return len(log.read_text(errors="replace")) if log.exists() else 0
 
 
 def _train(argv: Sequence[str]) -> int:

@@ -160,7 +160,10 @@ def test_torchrun_restarts_a_run_whose_rank_died(factbook_dir: Path, tmp_path: P
 
 
 def test_steps_that_are_not_finite_are_written_down_and_end_the_run(factbook_dir: Path, tmp_path: Path):
-    options = ("--train.steps", "20", "--train.learning_rate", "1e30", "--train.max_bad_steps", "3")
+    options = (
+        "--train.steps", "20", "--train.learning_rate", "1e30", "--train.max_bad_steps", "3",
+        "--checkpoint.every_n_steps", "0",
+    )  # fmt: skip
     done = subprocess.run(
         command(factbook_dir, tmp_path, *options), cwd=ROOT, capture_output=True, text=True, timeout=240
     )
@@ -168,7 +171,7 @@ def test_steps_that_are_not_finite_are_written_down_and_end_the_run(factbook_dir
     lines, bad = metrics(tmp_path), [json.loads(x) for x in (tmp_path / "bad_steps.jsonl").read_text().splitlines()]
     assert [line["step"] for line in bad] == [line["step"] for line in lines[-3:]]
     assert all(len(line["sample_ids"]) == 8 and "not finite" in line["reason"] for line in bad)
-    assert lines[-1]["skipped_steps"] == 3 and checkpoint.list_steps(tmp_path) == []  # the first is due after six
+    assert lines[-1]["skipped_steps"] == 3
 
 
 def test_a_run_folder_is_held_by_one_and_ranks_end_with_their_launcher(factbook_dir: Path, tmp_path: Path):
