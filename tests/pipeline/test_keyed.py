@@ -49,6 +49,13 @@ def test_every_bit_of_a_key_moves_every_top_bit() -> None:
             assert abs(share - 0.5) < 0.02, f"input bit {bit} flips bit {top} in {share:.3f} of all cases"
 
 
+def test_what_a_draw_is_for_is_hashed_in_twice() -> None:
+    """An id and a step whose sum is another id's and step's sum: hashed once, the two would have the same draws."""
+    bases = [keyed.seed_of(0, step, "b", 0) for step in (0, 1)]
+    here, there = torch.tensor([3]), torch.tensor([keyed._signed(3 + bases[0] - bases[1])])
+    assert not torch.equal(draw(here, step=0), draw(there, step=1))
+
+
 def test_rows_may_have_ids_of_their_own() -> None:
     """A document's draw is its own, whichever samples are there and whatever their number."""
     documents, x = torch.tensor([4, 9, 5]), torch.ones(3, 200)

@@ -21,7 +21,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 def _step(
     cuts: list[int], schedule: str, dtype: torch.dtype, release: bool = False, num_microbatches: int = 3
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor | None, dict[str, Tensor], frozenset[str]]:
-    """Two steps of different shapes, then the first again; gradients of that one."""
+    """Two steps of different shapes and an evaluation, then the first again; gradients of that one."""
     program, batch = fid_program(dtype=dtype), fid_batch(dtype=dtype)
     plan = Plan.from_cuts(program, cuts, schedule=schedule, num_microbatches=num_microbatches)
     pipeline = Pipeline(program, plan, timeout_s=30)
@@ -32,6 +32,11 @@ def _step(
         for parameter in pipeline.parameters_here.values():
             parameter.grad = None
         result = pipeline.step(batch, seed=3, step=5)
+        if shapes:
+            program.eval()
+            evaluated = pipeline.forward(batch, seed=3, step=5).outputs_everywhere()["losses"]
+            assert evaluated.shape[0] == 6 and evaluated.isfinite().all()
+            program.train()
     pipeline.check_ties()
     grads = {n: p.grad for n, p in pipeline.parameters_here.items() if p.grad is not None}
     assert set(grads) == set(pipeline.parameters_here)
