@@ -258,6 +258,8 @@ def describe(hint: Any) -> str:
         return "one of " + ", ".join(map(str, arguments))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe(argument) for argument in arguments)
+    if origin is dict:
+        return f"a mapping, each value {describe(arguments[1])}"
     if origin in (list, tuple):
         return f"a list, each item {describe(arguments[0])}" if arguments else "a list"
     return words.get(hint, getattr(hint, "__name__", str(hint)))

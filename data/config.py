@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from data.mixture import shares
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class DataConfig:
         shuffle_chunk: neighbouring samples that stay close in the order, and are read close in time (samples).
         shuffle_window: samples that are shuffled among each other, a multiple of shuffle_chunk; data that is not larger
             is shuffled as a whole.
+        mixture: share of each of several data sets among the questions, as folder: weight, kept exactly; the memory and
+            the pairs are those of dir, which is named here too if its questions count (default: dir alone).
         tail: where an epoch does not divide into batches: wrap into the next epoch, pad with samples of weight 0, or
             drop the rest.
         documents: the document store, a folder or a URL that fsspec can read, where it is not the data set's own.
@@ -40,6 +44,7 @@ class DataConfig:
     max_bad_share: float = 0.01
     shuffle_chunk: int = 256
     shuffle_window: int = 64 * 256
+    mixture: dict[str, float] = field(default_factory=dict)
     tail: Literal["wrap", "pad", "drop"] = "wrap"
     documents: str = ""
     at_edit: int | None = None
@@ -65,6 +70,16 @@ class DataConfig:
             raise ValueError(f"data.at_edit is {self.at_edit}; it must be at least 0")
         if self.cache_gib <= 0:
             raise ValueError(f"data.cache_gib is {self.cache_gib}; it must be more than 0")
+        if self.mixture:
+            try:
+                shares(self.mixture)
+            except ValueError as error:
+                raise ValueError(f"data.mixture: {error}") from None
+            if self.tail != "wrap":
+                raise ValueError(
+                    f"data.tail is {self.tail!r}, but the data sets of data.mixture end their epochs at different "
+                    "places; use wrap"
+                )
         if self.workers < 0:
             raise ValueError(f"data.workers is {self.workers}; it must be 0 or more")
         if not 0 <= self.max_bad_share <= 1:

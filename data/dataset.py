@@ -67,7 +67,9 @@ class _Part:
         self.samples.will_need(positions)
 
 
-class _Read(NamedTuple, Generic[Item]):
+class Read(NamedTuple, Generic[Item]):
+    """A sample, and what is known of it beside: why it is broken, or None."""
+
     item: Item
     problem: str | None
     key: str
@@ -88,7 +90,7 @@ class SplitView(Generic[Item]):
         self._part = part
         self._positions = positions
         self._item_type: type[Item] = item_type
-        self._kept: OrderedDict[int, _Read[Item]] = OrderedDict()
+        self._kept: OrderedDict[int, Read[Item]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -102,6 +104,10 @@ class SplitView(Generic[Item]):
 
     def read(self, places: Sequence[int]) -> list[Item]:
         """Several samples, in the order asked; those that are not kept in one batched read."""
+        return [read.item for read in self.read_with_reasons(places)]
+
+    def read_with_reasons(self, places: Sequence[int]) -> list[Read[Item]]:
+        """The same, each with its key, its shard and what is wrong with it."""
         wanted = [range(len(self))[i] for i in places]
         missing = [i for i in dict.fromkeys(wanted) if i not in self._kept]
         raws = self._part.read([self._positions[i] for i in missing]) if missing else []
@@ -113,7 +119,7 @@ class SplitView(Generic[Item]):
             self._kept.move_to_end(i)
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
-        return [read.item for read in reads]
+        return reads
 
     def will_need(self, places: range) -> None:
         """Have the samples at consecutive places read ahead."""
@@ -128,9 +134,9 @@ class SplitView(Generic[Item]):
         """Broken samples met in this epoch, by reason."""
         return self.bad.reasons
 
-    def _parsed(self, raw: RawSample) -> _Read[Item]:
+    def _parsed(self, raw: RawSample) -> Read[Item]:
         item, problem = self._parse(raw)
-        return _Read(self._broken(raw.key) if item is None else item, problem, raw.key, raw.shard)
+        return Read(self._broken(raw.key) if item is None else item, problem, raw.key, raw.shard)
 
     def _parse(self, raw: RawSample) -> tuple[Item | None, str | None]:
         """The sample, or None and why it is broken."""
@@ -194,7 +200,7 @@ class Dataset:
         cache_bytes: int = 1 << 40,
         tokenizer: str = "",
     ) -> None:
-        self._tokenizer_dir = tokenizer
+        self._tokenizer_dir, self._has_other_documents = tokenizer, bool(documents)
         self.directory = Path(directory)
         path = self.directory / "dataset.json"
         try:
@@ -227,7 +233,7 @@ class Dataset:
         if self._tokenizer_dir:
             return load_tokenizer(self._tokenizer_dir)
         if not (self.directory / "tokenizer").is_dir():
-            raise ValueError(f"{self.directory} has no tokenizer; prepare it with --vocabulary, such as 8000")
+            raise ValueError(f"{self.directory} has no tokenizer; prepare it with --vocabulary, or set data.tokenizer")
         return PreTrainedTokenizerFast.from_pretrained(str(self.directory / "tokenizer"))
 
     def questions(self, split: str) -> QuestionSet:
@@ -254,12 +260,12 @@ class Dataset:
     def check_documents(self) -> None:
         """Whether every document that training names is in the store.
 
-        Converted data was checked when it was made, so it is read again only if the store was edited since.
+        Converted data was checked when it was made, so it is read only if the store was edited since, or is another.
 
         Raises:
             ValueError: names the first question or pair with a document that is not there.
         """
-        if "made_by" in self.info and not self.store.num_edits:
+        if "made_by" in self.info and not self.store.num_edits and not self._has_other_documents:
             return
         for item in (*self.questions("train"), *self.pairs("train")):
             subject = [item.subject] if isinstance(item, Sample) and item.weight and item.subject else []

@@ -21,6 +21,7 @@ from torch import Tensor
 from data.announcing import Announcer
 from data.cursor import Slots
 from data.dataset import Dataset, PairSet, QuestionSet
+from data.mixed_view import MixedView, mixed_datasets, training_questions
 from data.samples import Pair, Sample
 from rag_mm.augmentation import augment
 from rag_mm.config import Config
@@ -64,7 +65,7 @@ class Queries:
     def __init__(
         self,
         config: Config,
-        questions: QuestionSet,
+        questions: QuestionSet | MixedView,
         pairs: PairSet,
         *,
         usable_pairs: Sequence[int],
@@ -135,8 +136,9 @@ class QueriesInWorker:
         dataset = Dataset.of(self.config.data)
         return _Reporting(
             Queries(
-                self.config, dataset.questions("train"), dataset.pairs("train"), usable_pairs=self.usable_pairs,
-                streams=self.streams, values=self.values, role=self.role,
+                self.config, training_questions(dataset, mixed_datasets(self.config.data, dataset)),
+                dataset.pairs("train"), usable_pairs=self.usable_pairs, streams=self.streams, values=self.values,
+                role=self.role,
             )
         )  # fmt: skip
 

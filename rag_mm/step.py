@@ -27,6 +27,7 @@ from torch import Tensor
 from data.ahead import Ahead
 from data.dataset import Dataset, Pair, Sample, digest
 from data.document_store import Document
+from data.mixed_view import mixed_datasets, training_questions
 from pipeline import BlockProgram, Pipeline, keyed
 from rag_mm import objectives
 from rag_mm.batch import Collator, training_answers
@@ -80,9 +81,10 @@ class JointStep:
     ) -> None:
         self.config, self.dataset, self.towers, self.encoder = config, dataset, towers, towers.encoder
         self.collator, self.memory, self.mesh = collator, memory, mesh
-        self.questions, self.pairs = dataset.questions("train"), dataset.pairs("train")
-        asked = dataset.asked_documents()
-        self.asked = set(asked)
+        mixed = mixed_datasets(config.data, dataset)
+        self.questions, self.pairs = training_questions(dataset, mixed), dataset.pairs("train")
+        self.asked = {name for one in mixed.values() or [dataset] for name in one.asked_documents()}
+        asked = sorted(self.asked)
         self.usable_pairs = list(range(len(self.pairs)))
         if config.train.pairs == "unasked":
             self.usable_pairs = [i for i, pair in enumerate(self.pairs) if not self.asked & set(pair.gold)]
@@ -97,8 +99,10 @@ class JointStep:
         values = field_values(fields for fields in dataset.fields_of(asked if dataset.fields else []))
         self.values = values if values.keys() & set(dataset.fields) else {}  # passages cannot be renamed
         self.streams = Streams(
-            config, fingerprint=dataset.fingerprint, num_questions=len(self.questions), num_pairs=len(self.usable_pairs)
-        )
+            config, fingerprint=dataset.fingerprint, num_questions=len(self.questions),
+            num_pairs=len(self.usable_pairs),
+            mixed={name: (one.fingerprint, len(one.questions("train"))) for name, one in mixed.items()},
+        )  # fmt: skip
         self.reads, self.trains_retriever = self.streams.reads, self.streams.trains_retriever
         self._contrasts = self.streams.contrasts
         self.role: Role | None = None
@@ -243,8 +247,9 @@ class JointStep:
     ) -> Prepared:
         samples, pairs = taken.samples, taken.pairs
         gold = [self._labels(sample) for sample in samples] + [list(pair.gold) for pair in pairs]
-        positives = {self._one_of(names, step) for names in gold if names} if self._contrasts(step) else set()
-        unique = sorted(positives.union(*ids))
+        hard = [self._hard_negatives(sample) for sample in samples] + [list(pair.hard_negatives) for pair in pairs]
+        contrasted = {self._one_of(names, step) for names in (*gold, *hard) if names and self._contrasts(step)}
+        unique = sorted(contrasted.union(*ids))
         documents = self.memory.fetch(unique)
         place = {name: i for i, name in enumerate(unique)}
         read = torch.tensor([place[name] for names in ids for name in names], dtype=torch.int64)
@@ -275,8 +280,11 @@ class JointStep:
     def _labels(self, sample: Sample) -> list[str]:
         return list(sample.gold) if self.config.objectives.contrastive_on != "pairs" else []
 
+    def _hard_negatives(self, sample: Sample) -> list[str]:
+        return [] if self.config.objectives.contrastive_on != "pairs" else []
+
     def _one_of(self, names: list[str], step: int) -> str:
-        """One of several right documents, drawn by (seed, step, names)."""
+        """One of several right (or of several misleading) documents, drawn by (seed, step, names)."""
         return names[keyed.seed_of("positive", self.config.train.seed, step, *names) % len(names)]
 
     def _embedded(self, features: dict[str, Tensor]) -> _Queries:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from data.cursor import Batches, Cursor, Slots, Stream
+from data.mixture import Mixture, shares
 from data.order import Order
 from pipeline import keyed
 from rag_mm.config import Config
@@ -25,12 +26,21 @@ class Streams:
     Args:
         fingerprint: of the data.
         num_questions, num_pairs: samples of the training split that may be used.
+        mixed: of each data set that ``data.mixture`` names, its fingerprint and number of questions.
 
     Attributes:
         batches: of each stream that has samples.
     """
 
-    def __init__(self, config: Config, *, fingerprint: str, num_questions: int, num_pairs: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        fingerprint: str,
+        num_questions: int,
+        num_pairs: int,
+        mixed: Mapping[str, tuple[str, int]] | None = None,
+    ) -> None:
         self.config = config
         train, data = config.train, config.data
         sizes: dict[Name, tuple[int, int]] = {
@@ -42,9 +52,16 @@ class Streams:
         for name, (num_samples, batch_size) in sizes.items():
             if num_samples and batch_size:
                 seed = keyed.seed_of(name, train.seed)
-                source: Stream = Order(
-                    num_samples, fingerprint, seed, chunk=data.shuffle_chunk, window=data.shuffle_window
-                )
+                how = {"chunk": data.shuffle_chunk, "window": data.shuffle_window}
+                source: Stream = Order(num_samples, fingerprint, seed, **how)
+                if mixed and name != "pairs":
+                    parts = shares(data.mixture)
+                    seeds = [keyed.seed_of(name, train.seed, i) for i in range(len(parts))]  # a copy is no echo
+                    orders = tuple(
+                        Order(mixed[folder][1], mixed[folder][0], source_seed, **how)
+                        for folder, source_seed in zip(parts, seeds, strict=True)
+                    )
+                    source = Mixture(tuple(parts), orders, tuple(parts.values()))
                 self.batches[name] = Batches(source, batch_size, data.tail)
         self._origin: dict[Name, tuple[int, int]] = dict.fromkeys(sizes, (0, 0))  # a step, and its batch
 

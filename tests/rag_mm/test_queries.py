@@ -64,9 +64,7 @@ def test_bad_samples_that_a_worker_meets_are_counted_here(factbook_dir: Path, tm
     tar.write_bytes(contents)
     write_index(tar)
     joint = make(folder, tmp_path / "run", workers=1)
-    counted = dict(joint.questions.bad.reasons)
-    assert sum(counted.values()) == 1  # the scan at the start met it
-    joint.questions.bad.start_epoch()
+    joint.questions.bad.start_epoch()  # of what was met while the step was made
     with joint.reading_ahead(start=0):
         seen = [sample.id for step in range(6) for sample in joint._take(step).samples]
     assert joint.questions.bad.num_read == len(set(seen))

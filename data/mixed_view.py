@@ -1,0 +1,81 @@
+"""The questions of several data sets, one after another, as one sequence: what a `data.mixture.Mixture` orders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from data.bad_data import BadData
+from data.config import DataConfig
+from data.dataset import Dataset, QuestionSet, Read
+from data.samples import Sample
+
+
+class MixedView:
+    """Samples of several views; places count through the views laid end to end.
+
+    Attributes:
+        name: for messages.
+        bad: broken samples met in this epoch, of all views.
+    """
+
+    def __init__(self, views: Mapping[str, QuestionSet]) -> None:
+        self.name = "questions/train of " + ", ".join(views)
+        self._views = list(views.values())
+        self._starts = [0, *accumulate(len(view) for view in self._views)]
+        self.bad = BadData(self.name, total=len(self))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __iter__(self) -> Iterator[Sample]:
+        for view in self._views:
+            yield from view
+
+    def __getitem__(self, i: int) -> Sample:
+        return self.read([i])[0]
+
+    def read(self, places: Sequence[int]) -> list[Sample]:
+        """Several samples, in the order asked; one batched read a view."""
+        found: dict[int, Read[Sample]] = {}
+        for view, start, stop in zip(self._views, self._starts[:-1], self._starts[1:], strict=True):
+            mine = [place for place in dict.fromkeys(places) if start <= place < stop]
+            found |= zip(mine, view.read_with_reasons([place - start for place in mine]), strict=True)
+        for place, read in found.items():
+            self.bad.record(place, read.problem, key=read.key, shard=read.shard)
+        return [found[place].item for place in places]
+
+    def will_need(self, places: range) -> None:
+        """Have the samples at consecutive places, all of one view, read ahead."""
+        view = next(i for i, stop in enumerate(self._starts[1:]) if places.start < stop)
+        self._views[view].will_need(range(places.start - self._starts[view], places.stop - self._starts[view]))
+
+
+def mixed_datasets(config: DataConfig, dataset: Dataset) -> dict[str, Dataset]:
+    """The data sets that ``data.mixture`` names, by name; empty without one.
+
+    Raises:
+        ValueError: if a question asks about a document that the memory does not hold.
+    """
+    others = {}
+    for name in config.mixture:
+        same = name == config.dir
+        others[name] = dataset if same else Dataset.of(config, directory=name)
+        for document in [] if same else others[name].asked_documents():
+            if document not in dataset.store:
+                raise ValueError(
+                    f"data.mixture names {name!r}, whose questions ask about document {document!r}; the memory is that "
+                    f"of {config.dir} and does not hold it"
+                )
+    return others
+
+
+def training_questions(dataset: Dataset, mixed: Mapping[str, Dataset]) -> QuestionSet | MixedView:
+    """The questions that training reads: those of ``dataset``, or of the data sets that are mixed."""
+    if not mixed:
+        return dataset.questions("train")
+    views = {name: one.questions("train") for name, one in mixed.items()}
+    for name, view in views.items():
+        if not len(view):
+            raise ValueError(f"data.mixture names {name!r}, which has no training questions; leave it out")
+    return MixedView(views)
