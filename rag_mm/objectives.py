@@ -39,8 +39,8 @@ class ObjectivesConfig:
         rag_sequence_score_temperature: divides the scores in rag_sequence.
         rag_token: the same marginal for every token by itself (RAG-Token); denominator: global target tokens.
         rag_token_score_temperature: divides the scores in rag_token.
-        contrastive: InfoNCE of queries against the unique documents of the global batch; denominator:
-            queries that have a positive.
+        contrastive: InfoNCE of queries against the unique documents of the global batch, among them one hard negative
+            of each query that has any; denominator: queries that have a positive.
         contrastive_on: which labels it sees: image-text pairs, question-document labels, or both.
     """
 

@@ -281,7 +281,7 @@ class JointStep:
         return list(sample.gold) if self.config.objectives.contrastive_on != "pairs" else []
 
     def _hard_negatives(self, sample: Sample) -> list[str]:
-        return [] if self.config.objectives.contrastive_on != "pairs" else []
+        return list(sample.hard_negatives) if self.config.objectives.contrastive_on != "pairs" else []
 
     def _one_of(self, names: list[str], step: int) -> str:
         """One of several right (or of several misleading) documents, drawn by (seed, step, names)."""

@@ -14,6 +14,8 @@ from rag_mm.evaluate.__main__ import main as evaluate
 from rag_mm.trainer import main as train
 from retriever.build import main as build
 from tests.data.formats.examples import EXAMPLES
+from tests.rag_mm.joint_setup import build as build_step
+from tests.rag_mm.joint_setup import config
 
 SMALL = [
     "--train.steps", "4", "--train.retriever_share", "0.5", "--train.batch_size", "2", "--train.pair_batch_size", "4",
@@ -77,6 +79,25 @@ def test_what_a_source_cannot_train_is_said(tmp_path: Path, capfd: pytest.Captur
     error = refused(tmp_path / "b", "vqa", *gold)
     assert "train.documents is gold, but 1000 of" in error and "names no right document" in error
     assert "data.fold is 1;" in refused(tmp_path / "c", "atlas", "--data.fold", "1")
+
+
+def test_hard_negatives_are_contrasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One of each question's is among the documents, drawn by step; it is right for nobody who does not say so."""
+    settings = config(prepared(tmp_path, "dpr"), batch_size=2, retriever_batch_size=2, retriever_share=0.5, steps=20)
+    joint, _ = build_step(settings, tmp_path / "run")
+    fetch, fetched = joint.memory.fetch, []
+    monkeypatch.setattr(joint.memory, "fetch", lambda ids: fetched.append(ids) or fetch(ids))
+    drawn: set[str] = set()
+    for step in range(10):
+        samples, _ = joint.samples(step)
+        made = joint.prepare(step)
+        names = fetched[-1]
+        drawn |= set(names)
+        for i, sample in enumerate(samples):
+            right = {name for name, is_right in zip(names, made.positive[i].tolist(), strict=True) if is_right}
+            assert right == set(names) & set(sample.gold)
+            assert set(names) & set(sample.hard_negatives) or not sample.hard_negatives
+    assert "4" in drawn  # which is right for nobody
 
 
 def test_checked_data_is_not_read_again_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
