@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from data import transforms
 from data.mixture import shares
 
 
@@ -19,6 +20,8 @@ class DataConfig:
         max_document_tokens: longer documents are truncated, counted and reported (tokens).
         max_answer_tokens: longer answers are truncated, counted and reported (tokens, end mark included).
         image_size: side of the square that every picture is resized to (pixels).
+        image_transform: how a picture comes to that square: square (trimmed and resized), or cropped and resized as the
+            preprocessing of a public model, open_clip:MODEL[:PRETRAINED] or torchvision:WEIGHTS.
         max_bad_share: training stops when a larger share of the samples read is broken (0 to 1).
         shuffle_chunk: neighbouring samples that stay close in the order, and are read close in time (samples).
         shuffle_window: samples that are shuffled among each other, a multiple of shuffle_chunk; data that is not larger
@@ -41,6 +44,7 @@ class DataConfig:
     max_document_tokens: int = 224
     max_answer_tokens: int = 24
     image_size: int = 24
+    image_transform: str = transforms.SQUARE
     max_bad_share: float = 0.01
     shuffle_chunk: int = 256
     shuffle_window: int = 64 * 256
@@ -59,6 +63,7 @@ class DataConfig:
         for name in ("max_query_tokens", "max_document_tokens", "max_answer_tokens", "image_size"):
             if getattr(self, name) < 4:
                 raise ValueError(f"data.{name} is {getattr(self, name)}; it must be at least 4")
+        transforms.check(self.image_transform)
         if self.shuffle_chunk < 1:
             raise ValueError(f"data.shuffle_chunk is {self.shuffle_chunk}; it must be at least 1")
         if self.shuffle_window < 1 or self.shuffle_window % self.shuffle_chunk:

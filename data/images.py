@@ -15,28 +15,31 @@ import numpy
 import torch
 from PIL import Image, UnidentifiedImageError
 
+from data import transforms
 from data.image_formats import FORMATS, MAX_PIXELS
 
 
-def decode(png: bytes, size: int) -> torch.Tensor:
+def decode(png: bytes, size: int, *, transform: str = transforms.SQUARE) -> torch.Tensor:
     """Decode to uint8 RGB of shape (3, size, size); ValueError says what is wrong with the bytes.
 
     The result is the caller's own: writing to it does not disturb the cache.
     """
-    array = _decode(png, size)
+    array = _decode(png, size, transform)
     return torch.from_numpy(array.copy())
 
 
 @functools.lru_cache(maxsize=8192)
-def _decode(png: bytes, size: int) -> numpy.ndarray:
+def _decode(png: bytes, size: int, transform: str) -> numpy.ndarray:
     if size < 1:
         raise ValueError(f"image size is {size}; it must be at least 1")
     image = load_rgba(png)
     box = image.getchannel("A").getbbox()
-    if box is not None:
+    if box is not None and transform == transforms.SQUARE:
         image = image.crop(box)
     white = Image.new("RGBA", image.size, (255, 255, 255, 255))
     flat = Image.alpha_composite(white, image).convert("RGB")
+    if transform != transforms.SQUARE:
+        return transforms.transform(transform, size)(flat)
     # Averaging over areas is the right antialias when shrinking; it makes blocks of a picture that grows.
     shrinks = flat.width >= size and flat.height >= size
     flat = flat.resize((size, size), Image.Resampling.BOX if shrinks else Image.Resampling.BILINEAR)

@@ -67,7 +67,7 @@ class Collator:
 
     def images(self, pngs: Sequence[bytes | None]) -> tuple[Tensor, Tensor]:
         """Pictures (N, 3, S, S) float in [0, 1], white where there is none, and which exist (N,) float."""
-        return pictures(pngs, self.config.image_size)
+        return pictures(pngs, self.config.image_size, transform=self.config.image_transform)
 
     def context(
         self,

@@ -28,7 +28,10 @@ class Model:
 
 def build_model(config: Config, dataset: Dataset) -> Model:
     """Build everything from the seed; the trigram gates start at the idf of titles and training questions."""
-    encoder = fresh_encoder(config.retriever, dataset, image_size=config.data.image_size, seed=config.train.seed)
+    encoder = fresh_encoder(
+        config.retriever, dataset, image_size=config.data.image_size, seed=config.train.seed,
+        image_transform=config.data.image_transform,
+    )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of("reader", config.train.seed) % 2**63)
         reader = _reader(config, dataset)
@@ -38,7 +41,9 @@ def build_model(config: Config, dataset: Dataset) -> Model:
 def empty_model(config: Config, dataset: Dataset) -> Model:
     """The same modules as meta tensors, without memory, for weights that come from a checkpoint."""
     with torch.device("meta"):
-        encoder = DualEncoder(config.retriever, image_size=config.data.image_size)
+        encoder = DualEncoder(
+            config.retriever, image_size=config.data.image_size, image_transform=config.data.image_transform
+        )
         reader = _reader(config, dataset)
     return Model(encoder, reader, _collator(config, dataset))
 

@@ -183,7 +183,7 @@ def step_pictures(
     train = config.train
 
     def decoded(rows: Sequence[int]) -> Tensor:
-        image, _ = pictures([images[i] for i in rows], config.data.image_size)
+        image, _ = pictures([images[i] for i in rows], config.data.image_size, transform=config.data.image_transform)
         return augment(image, [names[i] for i in rows], seed=train.seed, step=step, strength=train.augment)
 
     has_image = torch.tensor([float(image is not None) for image in images])

@@ -63,11 +63,13 @@ class BuildConfig:
     train: SeedConfig = field(default_factory=SeedConfig)
 
 
-def fresh_encoder(config: RetrieverConfig, dataset: Dataset, *, image_size: int, seed: int) -> DualEncoder:
+def fresh_encoder(
+    config: RetrieverConfig, dataset: Dataset, *, image_size: int, seed: int, image_transform: str = "square"
+) -> DualEncoder:
     """The untrained retriever of a seed; trigram gates start at the idf of titles and training questions."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        encoder = DualEncoder(config, image_size=image_size)
+        encoder = DualEncoder(config, image_size=image_size, image_transform=image_transform)
     titles = [document.search_text for document in dataset.store.fetch(dataset.store.ids)]
     encoder.text.fit(titles + [sample.question for sample in dataset.questions("train")])
     return encoder
@@ -151,8 +153,11 @@ def main(argv: Sequence[str]) -> int:
         fail("python -m retriever.build runs on one process for now; start it without torchrun")
     torch.set_num_threads(1)
     try:
-        dataset = Dataset(config.data.dir, fold=config.data.fold)
-        encoder = fresh_encoder(config.retriever, dataset, image_size=config.data.image_size, seed=config.train.seed)
+        dataset = Dataset.of(config.data)
+        encoder = fresh_encoder(
+            config.retriever, dataset, image_size=config.data.image_size, seed=config.train.seed,
+            image_transform=config.data.image_transform,
+        )  # fmt: skip
         if config.index.checkpoint:
             load_weights(encoder, config.index.checkpoint)
         build_index(

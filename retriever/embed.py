@@ -12,22 +12,23 @@ from torch import Tensor
 
 from data.document_store import Document, DocumentStore
 from data.images import decode
+from data.transforms import SQUARE
 from retriever.encoder import DualEncoder
 from retriever.index import Manifest
 
 
-def pictures(pngs: Sequence[bytes | None], size: int) -> tuple[Tensor, Tensor]:
+def pictures(pngs: Sequence[bytes | None], size: int, *, transform: str = SQUARE) -> tuple[Tensor, Tensor]:
     """Pictures (N, 3, size, size) float in [0, 1], white where there is none, and which exist (N,) float."""
     image = torch.ones(len(pngs), 3, size, size)
     for i, png in enumerate(pngs):
         if png is not None:
-            image[i] = decode(png, size) / 255
+            image[i] = decode(png, size, transform=transform) / 255
     return image, torch.tensor([float(png is not None) for png in pngs])
 
 
 def document_features(encoder: DualEncoder, documents: Sequence[Document], *, image_size: int) -> dict[str, Tensor]:
     """What is embedded of a document: its title, its passage and its picture."""
-    image, has_image = pictures([d.image for d in documents], image_size)
+    image, has_image = pictures([d.image for d in documents], image_size, transform=encoder.image_transform)
     return encoder.features([d.search_text for d in documents], image, has_image)
 
 
@@ -62,6 +63,8 @@ def architecture(encoder: DualEncoder, *, image_size: int) -> str:
     """A string that names everything but the weights that decides what an embedding means."""
     shapes = ("text_buckets", "text_dim", "image_dim", "image_width", "image_patch")
     config = {k: v for k, v in asdict(encoder.config).items() if k in shapes}
+    if encoder.image_transform != SQUARE:
+        config["image_transform"] = encoder.image_transform
     return "dual_encoder " + json.dumps({**config, "image_size": image_size}, sort_keys=True)
 
 

@@ -113,9 +113,9 @@ class DualEncoder(nn.Module):
 
     MAX_SCALE = 100.0
 
-    def __init__(self, config: RetrieverConfig, *, image_size: int) -> None:
+    def __init__(self, config: RetrieverConfig, *, image_size: int, image_transform: str = "square") -> None:
         super().__init__()
-        self.config = config
+        self.config, self.image_transform = config, image_transform
         self.text = TextTower(config)
         self.image = ImageTower(config, image_size=image_size)
         self.log_weight = nn.Parameter(torch.zeros(2))  # of the text and the picture block
