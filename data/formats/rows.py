@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _REQUIRED: Any = object()
+csv.field_size_limit(1 << 30)  # of the whole process; the usual 128 KiB are less than an article of Wikipedia
 
 
 class Row:
@@ -107,7 +108,10 @@ def table_row(line: str, columns: Sequence[str], place: str, *, separator: str =
         quoted: whether a cell may stand in double quotes, those in it doubled (csv); else quotes are letters.
     """
     if quoted:
-        cells = next(csv.reader([line], delimiter=separator), [])
+        try:
+            cells = next(csv.reader([line], delimiter=separator), [])
+        except csv.Error as error:
+            raise ValueError(f"{place}: {error}") from None
     else:
         cells = line.split(separator)
     if len(cells) != len(columns):

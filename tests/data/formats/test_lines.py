@@ -106,3 +106,8 @@ def test_a_quoted_cell_is_read_as_the_csv_module_wrote_it(cells: list[str]):
         return  # cells do not go on over lines
     row = table_row(line, [str(i) for i in range(len(cells))], "here")
     assert list(row.values.values()) == cells
+
+
+def test_a_cell_may_be_as_long_as_an_article():
+    text = "word " * 100_000
+    assert table_row(f'1\t"{text}"\tT', ("id", "text", "title"), "here").text("text") == text
