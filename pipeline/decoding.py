@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from pipeline import keyed, wire
@@ -101,6 +102,15 @@ class Decoding:
         return wire.broadcast(
             tensors, names, source=self.plan.last_rank, group=self.pipeline.group, device=self.pipeline.device
         )
+
+    def numbers_from_last_rank(self, numbers: Tensor | None, count: int) -> Tensor:
+        """So many whole numbers that the rank of the last stage has, everywhere, in one message."""
+        if numbers is None:
+            numbers = torch.empty(count, dtype=torch.int64, device=self.pipeline.device)
+        assert numbers.shape == (count,) and numbers.dtype == torch.int64
+        if self.pipeline.num_ranks > 1:
+            dist.broadcast(numbers, group=self.pipeline.group, group_src=self.plan.last_rank)
+        return numbers
 
     def reorder(self, parent: Tensor, *, rows: int) -> None:
         """Let row i go on from what was row ``parent[i]``; there may be more or fewer rows than the ``rows`` before.

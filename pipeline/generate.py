@@ -79,25 +79,29 @@ _NAN = -1  # instead of whether it goes on, so that every rank stops
 
 
 def _run(decoding: Decoding, prompt: Tensor, beams: Beams, *, max_tokens: int) -> Generated:
-    tokens, past = prompt, 0
+    tokens, past, rows = prompt, 0, prompt.shape[0] * beams.width
     beams.start(prompt.shape[0], max_tokens=max_tokens)
     while True:
         scores = decoding.next_scores(tokens, past)
-        chosen: dict[str, Tensor] | None = None
-        if scores is not None:
-            log_p_RV = scores[:, -1].double().log_softmax(-1)
-            nothing = torch.zeros(0, dtype=torch.int64, device=log_p_RV.device)
-            nan = {"token": nothing, "parent": nothing, "going_on": nothing.new_tensor([_NAN])}
-            chosen = nan if bool(log_p_RV.isnan().any()) else beams.choose(log_p_RV)
-        chosen = decoding.from_last_rank(chosen, ("token", "parent", "going_on"))
+        chosen = None if scores is None else _choice(scores[:, -1].double().log_softmax(-1), beams, rows)
+        # One message a token: the new rows' tokens, the rows they continue, whether it goes on.
+        chosen = decoding.numbers_from_last_rank(chosen, 2 * rows + 1)
+        token, parent, going_on = chosen[:rows], chosen[rows:-1], int(chosen[-1])
         past = tokens.shape[1]
-        if chosen["going_on"].item() == _NAN:
+        if going_on == _NAN:
             raise ValueError(NAN)
-        if not chosen["going_on"].item():
+        if not going_on:
             break
-        decoding.reorder(chosen["parent"], rows=tokens.shape[0])
-        tokens = torch.cat([tokens[chosen["parent"]], chosen["token"][:, None]], dim=1)
+        decoding.reorder(parent, rows=tokens.shape[0])
+        tokens = torch.cat([tokens[parent], token[:, None]], dim=1)
     decoding.outbox.wait()
     done = beams.result() if decoding.pipeline.has_last_stage else None
     done = decoding.from_last_rank(done, ("tokens", "score"))
     return Generated(done["tokens"], done["score"])
+
+
+def _choice(log_p_RV: Tensor, beams: Beams, rows: int) -> Tensor:
+    if bool(log_p_RV.isnan().any()):
+        return torch.full((2 * rows + 1,), _NAN, device=log_p_RV.device)
+    chosen = beams.choose(log_p_RV)
+    return torch.cat([chosen["token"], chosen["parent"], chosen["going_on"]])

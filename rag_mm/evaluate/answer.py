@@ -17,6 +17,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -75,7 +76,7 @@ class Run:
         """
         layout, config = self.layout, self.config
         where = directory or self.directory / "index-eval"
-        how = {"image_size": config.data.image_size, "batch_size": config.index.batch_size}
+        how: dict[str, Any] = {"image_size": config.data.image_size, "batch_size": config.index.batch_size}
         weights, store = layout.weights_hash(), self.dataset.store
         if not layout.mesh.is_first:
             layout.embed_documents(store, None, **how)
@@ -121,7 +122,7 @@ def load_run(
     """
     directory, parallel = Path(run_dir), parallel or LayoutConfig()
     config, chosen = find_checkpoint(directory, step)
-    dataset = Dataset(data_dir or config.data.dir, fold=config.data.fold)
+    dataset = Dataset.of(config.data, directory=data_dir or "")
     model = empty_model(config, dataset)
     reader = answering_program(model.reader)
     mesh = Mesh(num_stages=parallel.pipeline_stages, num_replicas=parallel.data_replicas)

@@ -159,7 +159,7 @@ def _made_with(run: Run, decoding: DecodingConfig) -> dict[str, Any]:
 
 def _describe(decoding: DecodingConfig) -> dict[str, Any]:
     """What decides answers, and nothing else; a file by what is in it."""
-    described = {"decoding": decoding.decoding}
+    described: dict[str, Any] = {"decoding": decoding.decoding}
     if decoding.decoding == "beam":
         described |= {"num_beams": decoding.num_beams, "length_penalty": decoding.length_penalty}
     if decoding.decoding == "score":

@@ -101,5 +101,6 @@ def _difference(old: str, made_with: Mapping[str, Any]) -> str:
 
 
 def _from_json(line: str) -> Prediction:
-    values = json.loads(line)
-    return Prediction(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    values: dict[str, Any] = json.loads(line)
+    tuples: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return Prediction(**{**values, **tuples})

@@ -237,7 +237,7 @@ def smallest_parts(program: BlockProgram, num_stages: int) -> Plan:
 
 def _hold(program: BlockProgram, plan: Plan, *, rank: int, everywhere: Sequence[DualEncoder]) -> None:
     """Give memory to what this rank's stages need, in the program and in the encoders it is made of."""
-    needed = [t for encoder in everywhere for t in (encoder.log_scale,)]
+    needed: list[Tensor] = [encoder.log_scale for encoder in everywhere]
     for stage in plan.stages_of(rank):
         for name in plan.stages[stage].blocks:
             module = program.blocks[program.index(name)].module

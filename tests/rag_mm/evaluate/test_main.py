@@ -1,8 +1,13 @@
+import io
 import json
+import types
 from pathlib import Path
 
 import pytest
+import yaml
+from rich.console import Console
 
+from rag_mm.evaluate import evaluation
 from rag_mm.evaluate.__main__ import main
 from rag_mm.evaluate.answer import Run
 
@@ -60,6 +65,13 @@ def test_set_fact_edits_a_copy(
         (["--run-dir", "RUN", "--ask", "x?", "--image", "nowhere.png"], "nowhere.png, which does not exist"),
         (["--run-dir", "RUN", "--ask", "x?", "--image", "YAML"], "cannot be read: not an image"),
         (["--run-dir", "RUN", "--config", "YAML"], "reader.width is 24 in"),
+        (["--run-dir", "RUN", "--evaluate.num_beams", "3"], "set evaluate.decoding to beam"),
+        (["--run-dir", "RUN", "--evaluate.decoding", "score", "--evaluate.candidates", "x"], "x, which does not exist"),
+        (
+            ["--run-dir", "RUN", "--parallel.plan", "nowhere.json"],
+            "parallel.plan is 'nowhere.json', which is not a file",
+        ),
+        (["--run-dir", "RUN", "--set-fact", "np.capital=x", "--parallel.data_replicas", "2"], "on one process"),
         (["--run-dirs", "RUN"], "option --run-dirs does not exist; did you mean --run"),
     ],
 )
@@ -75,3 +87,50 @@ def test_mistakes_are_one_sentence(
     said = capsys.readouterr().err.strip()
     assert ended.value.code == 2
     assert message in said and "\n" not in said
+
+
+def test_where_decoding_and_layout_come_from(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run's own configuration for decoding, a --config for both, flags over either."""
+    own = tmp_path / "run"
+    own.mkdir()
+    text = (run.directory / "config.yaml").read_text()
+    assert "decoding: greedy" in text
+    (own / "config.yaml").write_text(text.replace("decoding: greedy", "decoding: beam"))
+    other = tmp_path / "other.yaml"
+    other.write_text("evaluate:\n  decoding: score\nparallel:\n  pipeline_stages: 3\n  schedule: gpipe\n")
+
+    def shown(*arguments: str) -> tuple[str, int, int]:
+        with pytest.raises(SystemExit) as ended:
+            main(["--run-dir", str(own), *arguments, "--print-config"])
+        assert ended.value.code == 0
+        config = yaml.safe_load(capsys.readouterr().out)
+        return config["evaluate"]["decoding"], config["evaluate"]["num_beams"], config["parallel"]["pipeline_stages"]
+
+    assert shown() == ("beam", 4, 1)
+    assert shown("--evaluate.num_beams", "2") == ("beam", 2, 1)
+    assert shown("--config", str(other)) == ("score", 4, 3)
+    assert shown("--config", str(other), "--parallel.pipeline_stages", "2", "--evaluate.decoding", "beam") == (
+        "beam", 4, 2
+    )  # fmt: skip
+
+
+def test_help_explains_decoding_and_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for option in ("--evaluate.decoding {greedy,beam,score}", "--evaluate.num_beams", "--parallel.pipeline_stages"):
+        assert option in said
+    assert "the likeliest token each time (greedy), the best of several hypotheses (beam)" in said
+
+
+def test_progress_says_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no terminal: what was found done at the start says nothing about speed."""
+    clock = iter([0.0, 10.0, 12.0, 20.0])
+    monkeypatch.setattr(evaluation, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(evaluation, "SAY_EVERY_S", 5.0)
+    out = io.StringIO()
+    with evaluation.progress(Console(file=out, force_terminal=False), "answer joint", 100, "questions") as advance:
+        advance(40)  # at 10 s
+        advance(10)  # at 12 s: 10 in 2 s, but only lines every 5 s
+        advance(10)  # at 20 s: 20 in 10 s, 40 are left
+    assert out.getvalue().splitlines() == ["answer joint: 60 of 100 questions, 20 s left"]
