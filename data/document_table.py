@@ -1,7 +1,7 @@
 """The id table of a document store: where the document with this id lies, for tens of millions of ids.
 
-A dictionary of 21 million ids takes some 6 GB in every process. The table is a few flat arrays in one file beside
-the shards, mapped into memory: 41 bytes a document and its id, shared by all processes of a node and paged in as it
+A dictionary of 21 million ids takes some 5 GB in every process. The table is a few flat arrays in one file beside
+the shards, mapped into memory: 48 bytes a document and its id, shared by all processes of a node and paged in as it
 is used. An id is found by a binary search over sorted 64-bit hashes (XXH3), all ids of a batch at once, and compared
 with the id that stands there, so equal hashes do no harm. The file is safetensors: named arrays, no pickles.
 
