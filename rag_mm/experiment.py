@@ -136,7 +136,7 @@ class Experiment:
         quiet = Console(stderr=True, quiet=True)
         console = self.console if self.config.jobs == 1 else quiet
         for fold in self.config.fold_numbers:  # first, since it needs no training and finds missing data at once
-            dataset = Dataset(self.config.data.dir, fold=fold)
+            dataset = Dataset.of(dataclasses.replace(self.config.data, fold=fold))
             names = [name for name in self.config.row_names if not ROWS[name].weights_of]
             for name, items in score_rows(dataset, None, names, self.task, console=console).items():
                 self.scored[name, fold] = items
@@ -171,7 +171,9 @@ class Experiment:
         """One table over all folds."""
         folds, names = self.config.fold_numbers, self.config.row_names
         scored = {name: [item for fold in folds for item in self.scored[name, fold]] for name in names}
-        described = [describe_data(Dataset(self.config.data.dir, fold=fold), self.task) for fold in folds]
+        described = [
+            describe_data(Dataset.of(dataclasses.replace(self.config.data, fold=fold)), self.task) for fold in folds
+        ]
         result: dict[str, Any] = {
             "rows": [factbook.make_row(name, items) for name, items in scored.items()],
             "comparisons": factbook.compare(scored),

@@ -8,6 +8,7 @@ already is not done again. Side rows of the table that take longer than a coffee
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import shutil
@@ -121,7 +122,7 @@ class Quickstart:
         self.console.print(change_table(change, run.dataset))
 
     def _pictures(self, outcome: Outcome) -> None:
-        store = Dataset(self.config.data.dir, fold=self.config.fold_numbers[0]).store
+        store = Dataset.of(dataclasses.replace(self.config.data, fold=self.config.fold_numbers[0])).store
         shown = figures.picture_questions(outcome.scored["joint"], NUM_SHOWN)
         table = Table(
             "question (picture)",
