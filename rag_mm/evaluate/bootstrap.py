@@ -10,8 +10,9 @@ systems see the same resampled units. The p-value: randomisation test; if the sy
 two results could be swapped, so swap them at random and count how often the difference is at least as large as the
 one found (two-sided, (1 + count) / (1 + draws), never 0). Of a mean this is the sign-flip permutation test.
 
-Cost: 10,000 draws of 10,000 units take about a second for all metrics together that are functions of sums; drawing the
-units is most of it.
+Cost: drawing units is most of it, and grows with draws times units. Above `MERGE_ABOVE` units those with equal sums
+(right, wrong, a few shades between) are merged, and a draw says how often each kind of unit came up: the same
+distribution from a few numbers a draw, though not the same draws.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ Groups = Mapping[str, Sequence[float]]
 Interval = tuple[float, float, float]
 
 DRAWS = 10000
+MERGE_ABOVE = 20_000  # units; below, intervals stay those that were published
 _CHUNK_CELLS = 4_000_000  # of a chunk of draws: 32 MB
 
 
@@ -56,12 +58,21 @@ def draws_of_units(num_units: int, *, draws: int, seed: int) -> Iterator[Array]:
         yield numpy.bincount(pick.ravel(), minlength=rows * num_units).reshape(rows, num_units).astype(numpy.float64)
 
 
+def draws_of_kinds(counts_K: NDArray[numpy.int64], *, draws: int, seed: int) -> Iterator[Array]:
+    """How often a unit of each kind is drawn where ``counts_K`` units are of each kind, in chunks of rows."""
+    generator = numpy.random.Generator(numpy.random.Philox(seed))
+    total = int(counts_K.sum())
+    for rows in _chunks(draws, len(counts_K)):
+        yield generator.multinomial(total, counts_K / total, size=rows).astype(numpy.float64)
+
+
 def intervals(scores: Scores, *, seed: int = 0, draws: int = DRAWS) -> dict[str, tuple[float, float]]:
     """95 % interval of every metric; (NaN, NaN) where a metric has no value."""
     unit = _numbered(scores.units)
     tables = [_Resampled(metric, metric.stack(scores.columns), unit) for metric in scores.metrics]
     found: list[list[Array]] = [[] for _ in tables]
-    for weights in draws_of_units(int(unit.max()) + 1, draws=draws, seed=seed):
+    counts = _merge(tables)
+    for weights in _draws(counts, draws=draws, seed=seed):
         for table, values in zip(tables, found, strict=True):
             values.append(table.over(weights))
     return {t.metric.name: _percentiles(numpy.concatenate(values)) for t, values in zip(tables, found, strict=True)}
@@ -80,14 +91,15 @@ def compare(a: Scores, b: Scores, *, seed: int = 0, draws: int = DRAWS) -> dict[
     metrics = [metric for metric in a.metrics if metric.name in others]
     sides = [(_Resampled(m, m.stack(a.columns), unit), _Resampled(m, m.stack(b.columns), unit)) for m in metrics]
     samples: list[list[Array]] = [[] for _ in sides]
-    for weights in draws_of_units(int(unit.max()) + 1, draws=draws, seed=seed):
+    counts = _merge([table for side in sides for table in side])
+    for weights in _draws(counts, draws=draws, seed=seed):
         for (mine, other), values in zip(sides, samples, strict=True):
             values.append(mine.over(weights) - other.over(weights))
     found = {}
     for metric, (mine, other), values in zip(metrics, sides, samples, strict=True):
         difference = metric.of(a.columns) - metric.of(b.columns)
         low, high = _percentiles(numpy.concatenate(values))
-        p = _randomisation(mine, other, difference, seed=seed, draws=draws)
+        p = _randomisation(mine, other, difference, counts, seed=seed, draws=draws)
         found[metric.name] = Difference(difference, low, high, p)
     return found
 
@@ -146,24 +158,51 @@ class _Resampled:
         return self.metric.over(self.values, weights_DU[:, self.unit])
 
 
-def _randomisation(a: _Resampled, b: _Resampled, difference: float, *, seed: int, draws: int) -> float:
+def _merge(tables: Sequence[_Resampled]) -> NDArray[numpy.int64]:
+    """How many units each row of the tables' sums now stands for: one, unless many units are alike in all of them."""
+    num_units = int(tables[0].unit.max()) + 1 if tables else 0
+    ones = numpy.ones(num_units, dtype=numpy.int64)
+    sums = [table.sums_US for table in tables if table.sums_US is not None]
+    if num_units <= MERGE_ABOVE or len(sums) < len(tables):
+        return ones
+    _, first, counts = numpy.unique(numpy.concatenate(sums, axis=1), axis=0, return_index=True, return_counts=True)
+    if len(counts) > num_units // 4:
+        return ones
+    for table, sums_US in zip(tables, sums, strict=True):
+        table.sums_US = sums_US[first]
+    return counts.astype(numpy.int64)
+
+
+def _draws(counts_K: NDArray[numpy.int64], *, draws: int, seed: int) -> Iterator[Array]:
+    if (counts_K == 1).all():
+        return draws_of_units(len(counts_K), draws=draws, seed=seed)
+    return draws_of_kinds(counts_K, draws=draws, seed=seed)
+
+
+def _randomisation(
+    a: _Resampled, b: _Resampled, difference: float, counts_K: NDArray[numpy.int64], *, seed: int, draws: int
+) -> float:
     """Two-sided p-value of swapping the two results of every unit at random."""
-    num_units = int(a.unit.max()) + 1
+    num_units = len(counts_K)
     generator = numpy.random.Generator(numpy.random.Philox(seed))
     least = abs(difference) - 1e-12 * max(1.0, abs(difference))  # rounding must not turn equal into smaller
-    count = 0
+    count, alone = 0, bool((counts_K == 1).all())
     for rows in _chunks(draws, num_units):
-        swap_DU = generator.integers(2, size=(rows, num_units), dtype=numpy.uint8).astype(bool)
+        swap_DU = (  # how many of the units of a kind
+            generator.integers(2, size=(rows, num_units), dtype=numpy.uint8)
+            if alone
+            else generator.binomial(counts_K, 0.5, size=(rows, num_units))
+        )
         if a.sums_US is not None and b.sums_US is not None:
             assert isinstance(a.metric, OfSums) and isinstance(b.metric, OfSums)
             moved = swap_DU.astype(numpy.float64) @ (b.sums_US - a.sums_US)
-            mine = a.metric.combine(a.sums_US.sum(0) + moved)
-            other = b.metric.combine(b.sums_US.sum(0) - moved)
+            mine = a.metric.combine(counts_K @ a.sums_US + moved)
+            other = b.metric.combine(counts_K @ b.sums_US - moved)
             count += int((numpy.abs(mine - other) >= least).sum())
             continue
         once = numpy.ones((1, len(a.values)))
         for swap_U in swap_DU:
-            swapped = swap_U[a.unit][:, None]
+            swapped = swap_U.astype(bool)[a.unit][:, None]
             mine = a.metric.over(numpy.where(swapped, b.values, a.values), once)
             other = b.metric.over(numpy.where(swapped, a.values, b.values), once)
             count += int(abs(mine[0] - other[0]) >= least)

@@ -81,6 +81,8 @@ class ScoreConfig:
             for name in ("predictions", "references"):
                 if not getattr(self, name):
                     raise ValueError(f"--{name} is not set; it must be a file")
+        if self.full and not self.json:
+            raise ValueError("--full adds to the JSON; say where that goes with --json")
         if self.draws < 100:
             raise ValueError(f"--draws is {self.draws}; it must be at least 100")
 

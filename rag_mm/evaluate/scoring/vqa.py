@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal
 
 from rag_mm.evaluate.scoring.vqa_tables import ARTICLES, CONTRACTIONS, NUMBERS, PUNCTUATION
@@ -31,6 +32,7 @@ _MAX_PERIODS = 32
 _COMMA_IN_NUMBER = re.compile(r"[0-9],[0-9]")
 
 
+@lru_cache(maxsize=1 << 17)  # ten annotators say much the same, and most questions have been answered before
 def strip_punctuation(text: str) -> str:
     """Marks removed or turned into spaces, periods removed unless a digit follows."""
     join = _COMMA_IN_NUMBER.search(text) is not None
@@ -47,6 +49,7 @@ def map_words(text: str) -> str:
     return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in ARTICLES)
 
 
+@lru_cache(maxsize=1 << 17)
 def normalise(text: str) -> str:
     """Full normalisation, as of a prediction."""
     return map_words(strip_punctuation(_one_line(text)))

@@ -6,16 +6,19 @@ too, because a mean over modalities says little about any of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rag_mm.evaluate.prediction_files import FileError, Record, by_id, is_jsonl, read_jsonl, read_lines, shown
 from rag_mm.evaluate.scoring.ranking import ranking_scores
 from rag_mm.evaluate.tasks.documents import DOCUMENTS, retrieved_documents
 from rag_mm.evaluate.tasks.qa import IDS, check_ks
 from rag_mm.evaluate.tasks.task import Aligned, ExampleTask, Question
+
+if TYPE_CHECKING:  # scoring files needs nothing of data sets
+    from data.dataset import Pair, Sample
 
 Ranking = Mapping[str, float]
 
@@ -75,6 +78,21 @@ class Retrieval(ExampleTask[Ranking, Judgements]):
 
     def kind(self, reference: Judgements) -> str:
         return reference.kind
+
+    @staticmethod
+    def references_of(items: Iterable[Sample | Pair]) -> dict[str, Judgements]:
+        """Judgements from the questions or pairs of a prepared data set, broken ones left out.
+
+        What asks is the kind: "picture" or "text".
+        """
+        found = {}
+        for item in items:
+            if item.weight:
+                words = item.question if hasattr(item, "question") else item.text
+                kind = "text" if item.image is None else "picture"
+                image = None if item.image is None else item.id
+                found[item.id] = Judgements(dict.fromkeys(item.gold, 1), kind, words, image)
+        return found
 
     def score_example(self, prediction: Ranking | None, reference: Judgements) -> dict[str, float]:
         return ranking_scores({"q": prediction or {}}, {"q": reference.grades}, ks=self.k)["q"]

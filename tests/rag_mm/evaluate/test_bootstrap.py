@@ -83,6 +83,38 @@ def test_intervals_are_those_of_copied_rows() -> None:
         assert found[metric.name] == pytest.approx(tuple(numpy.quantile(values, [0.025, 0.975])))
 
 
+def test_merged_units_have_the_same_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin draws every unit. Percentiles of 4,000 draws agree to a few hundredths of the interval's width."""
+    generator = numpy.random.default_rng(6)
+    units = tuple(str(max(i, 20)) for i in range(800))  # the first 21 are one unit
+    tables = []
+    for share in (0.6, 0.55):
+        right = (generator.random(800) < share).astype(float)
+        right[:9] = numpy.nan
+        columns = {"em": right, "score": generator.integers(2, size=800).astype(float)}
+        metrics = (mean("em", ""), OfSums("r", "", ("em", "score"), lambda s: ratio(s[:, 0], s[:, 1])))
+        tables.append(scores(columns, metrics, units))
+    apart = intervals(tables[0], draws=4000), compare(*tables, draws=4000)
+    monkeypatch.setattr("rag_mm.evaluate.bootstrap.MERGE_ABOVE", 100)
+    monkeypatch.setattr("rag_mm.evaluate.bootstrap.draws_of_units", None)  # not called: all are merged
+    merged = intervals(tables[0], draws=4000), compare(*tables, draws=4000)
+    for name in ("em", "r"):
+        width = apart[0][name][1] - apart[0][name][0]
+        assert merged[0][name] == pytest.approx(apart[0][name], abs=0.08 * width)
+        one, other = merged[1][name], apart[1][name]
+        assert one.difference == pytest.approx(other.difference)
+        width = other.high - other.low
+        assert (one.low, one.high) == pytest.approx((other.low, other.high), abs=0.08 * width)
+        assert one.p == pytest.approx(other.p, abs=0.03)
+
+
+def test_units_that_are_all_different_are_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = scores({"m": numpy.random.default_rng(7).random(200)}, (mean("m", ""),))
+    before = intervals(table, draws=200)
+    monkeypatch.setattr("rag_mm.evaluate.bootstrap.MERGE_ABOVE", 100)
+    assert intervals(table, draws=200) == before
+
+
 def test_units_widen_intervals() -> None:
     """Five copies of the same answer are one observation: the interval of the units is about sqrt(5) times as wide."""
     values = numpy.random.default_rng(3).integers(2, size=200).astype(float).repeat(5)

@@ -123,6 +123,7 @@ def test_missing_and_extra_ids_are_said(call: Call, files: list[str], tmp_path: 
         (["--task", "qa", "--k", "0"], "k is 0; it must be whole numbers from 1"),
         (["--task", "vqa", "--variant", "x"], "variant is 'x'; it must be one of official"),
         (["--task", "qa", "--draws", "3"], "--draws is 3; it must be at least 100"),
+        (["--task", "qa", "--full"], "--full adds to the JSON; say where that goes with --json"),
         (["--task", "qa", "--missing", "skip"], "missing is 'skip'; it must be one of zero, leave_out, refuse"),
         (["--task", "nowhere:Task"], "cannot be imported"),
         (["--task", "json:JSONDecoder"], "is no subclass of"),

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from data.dataset import Pair, Sample
 from rag_mm.evaluate.prediction_files import FileError
-from rag_mm.evaluate.tasks.retrieval import Retrieval
+from rag_mm.evaluate.tasks.retrieval import Judgements, Retrieval
 from tests.rag_mm.evaluate.tasks.files import score, write
 
 QRELS = "q1 0 a 1\nq1 0 b 0\nq2 0 c 2\n"
@@ -93,6 +94,18 @@ def test_mistakes_in_qrels(tmp_path: Path, qrels: str, message: str) -> None:
 def test_mistakes_in_jsonl(tmp_path: Path, line: dict, message: str) -> None:
     with pytest.raises(FileError, match=message):
         score(TASK, write(tmp_path / "p.jsonl", [line]), write(tmp_path / "q", QRELS))
+
+
+def test_references_from_a_data_set() -> None:
+    samples = [
+        Sample("q1", "what flag?", ("x",), "picture", "", "d", ("d", "e"), b"png"),
+        Sample("q2", "who?", (), "name", "", "", (), None, 0.0),
+    ]
+    pairs = [Pair("p1", "a flag", None, ("d",))]
+    assert TASK.references_of([*samples, *pairs]) == {
+        "q1": Judgements({"d": 1, "e": 1}, "picture", "what flag?", "q1"),
+        "p1": Judgements({"d": 1}, "text", "a flag", None),
+    }
 
 
 def test_a_query_judged_in_two_files(tmp_path: Path) -> None:

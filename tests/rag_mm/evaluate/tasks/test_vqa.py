@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from data.dataset import Sample
 from rag_mm.evaluate.prediction_files import FileError
 from rag_mm.evaluate.tasks.vqa import OkVqa, Vqa
 from tests.rag_mm.evaluate.tasks.files import score, write
@@ -50,6 +51,14 @@ def test_jsonl_missing_and_few_annotators(tmp_path: Path) -> None:
     found = score(OkVqa(), write(tmp_path / "p.jsonl", [{"id": "a", "answer": "x"}]), gold)
     assert found.results() == {"vqa_accuracy": pytest.approx((2 / 3 + 0) / 2)}  # left out, two of three remain
     assert len(found.notes) == 2 and "fewer than 4 answers" in found.notes[1]
+
+
+def test_references_from_a_data_set_keep_equal_answers() -> None:
+    """Ten annotators said yes: ten answers, not one."""
+    sample = Sample("q1", "red?", ("yes",) * 9 + ("no",), "picture", "", "", (), b"png")
+    (reference,) = Vqa.references_of([sample]).values()
+    assert (len(reference.answers), reference.image) == (10, "q1")
+    assert Vqa().score_example("Yes", reference) == {"vqa_accuracy": 1.0}
 
 
 @pytest.mark.parametrize(
