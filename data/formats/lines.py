@@ -12,7 +12,9 @@ import gzip
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -170,8 +172,18 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+@contextmanager
+def _open(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked if it is gzip; ValueError, also while it is read, if it is not whole."""
+    if path.suffix != ".gz":
+        with path.open("rb") as file:
+            yield file
+        return
+    try:
+        with gzip.open(path, "rb") as packed:
+            yield packed  # type: ignore[misc]
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is not a whole gzip file: {error}") from None
 
 
 def _sha256(path: Path, advance: Advance) -> str:
@@ -205,18 +217,12 @@ def _unpack(path: Path, array: str | None, target: Path) -> None:
     """Write the elements of an array, or the lines of a gzip file, as lines."""
     temporary = target.with_name(target.name + ".tmp")
     with temporary.open("wb") as out:
-        try:
-            if array is None:
-                with gzip.open(path, "rb") as packed:
-                    while block := packed.read(BLOCK):
-                        out.write(block)
-            else:
-                for line in _elements(path, array):
-                    out.write(line)
-        except (EOFError, gzip.BadGzipFile, OSError) as error:
-            if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
-                raise
-            raise ValueError(f"{path} is not a whole gzip file: {error}") from None
+        if array is not None:
+            out.writelines(_elements(path, array))
+        else:
+            with _open(path) as packed:
+                while block := packed.read(BLOCK):
+                    out.write(block)
     os.replace(temporary, target)
 
 
