@@ -74,7 +74,7 @@ def test_a_run_explains_itself(undisturbed: tuple[Path, list[dict[str, Any]]]):
         ((), 2),
         (("--parallel.towers", "piped"), 2),
         (("--reader.vision", "once"), 2),
-        (("--reader.vision", "grouped"), 2),
+        pytest.param(("--reader.vision", "grouped"), 2, marks=pytest.mark.slow),
         (("--parallel.schedule", "interleaved", "--parallel.chunks", "2"), 4),
     ],
     ids=["1f1b", "piped-towers", "vision-once", "vision-grouped", "interleaved"],

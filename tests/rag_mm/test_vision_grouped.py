@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipeline import BlockProgram, trace
+from pipeline import BlockProgram, Plan, trace
 from pipeline.lineage import require_sample_lineage
 from pipeline.verify import compare_gradients, whole_batch_gradients
+from rag_mm.config import Config
 from rag_mm.mesh import Mesh
-from rag_mm.planning import choose_vision
+from rag_mm.planning import choose_vision, plan_reader
 from rag_mm.prepared import replica_share
 from rag_mm.proof import prove
 from rag_mm.step import JointStep
-from rag_mm.vision_choice import make_vision
+from rag_mm.vision_choice import make_vision, mode_of
 from rag_mm.vision_grouped import BUCKETS, VisionGrouped, different_rows
 from tests.distributed import run_on_ranks
 from tests.rag_mm.joint_setup import READER, build, config, in_float64, make_pipeline, prepare
@@ -185,6 +186,21 @@ def test_closed_book_encodes_one_blank_picture_a_micro_batch(factbook_dir: Path,
     _, right = joint.reference(prepared, whole)
     actual = {f"reader.{n}": p.grad for n, p in whole.named_parameters_global().items() if p.grad is not None}
     assert actual and not compare_gradients(right, actual, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["repeated", "grouped"])
+def test_auto_keeps_the_way_that_the_run_s_plan_is_for(factbook_dir: Path, tmp_path: Path, mode: str) -> None:
+    def settings(vision: str) -> Config:
+        return config(factbook_dir, reader=replace(READER, vision=vision))
+
+    joint, whole = build(settings("auto"), tmp_path)
+    vision = make_vision(mode, whole, joint.mesh, num_microbatches=2)
+    saved = Plan.from_cuts(whole if vision is None else vision.program, [], num_microbatches=2)
+    plan, resumed, said = plan_reader(settings("auto"), whole, joint, joint.mesh, saved=saved)
+    assert plan == saved and type(resumed) is type(vision) and "kept the plan" in said
+    other = "repeated" if mode != "repeated" else "grouped"
+    plan, resumed, said = plan_reader(settings(other), whole, joint, joint.mesh, saved=saved)
+    assert mode_of(plan) == other and "kept the plan" not in said  # asked for by name: planned anew
 
 
 def test_auto_says_what_it_predicts_of_all_three(factbook_dir: Path, tmp_path: Path) -> None:
