@@ -32,6 +32,7 @@ from pipeline.roll_call import LostRankError, RollCall
 from rag_mm import launch
 from rag_mm.config import Config
 from rag_mm.evaluate.answer import Answerer, Interrupted, Run, find_checkpoint, load_run, read_config
+from rag_mm.evaluate.candidates import read_candidates
 from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.evaluate.evaluation import Evaluated, evaluate_run
 from rag_mm.evaluate.fact_edit import change_fact, change_table, copy_dataset, parse_fact
@@ -115,6 +116,8 @@ def main(argv: Sequence[str]) -> int:
         if first:
             _check_config(config_file(argv), Path(config.run_dir))
             check_rows(config.row_names, where="--rows")
+            if config.evaluate.candidates:
+                read_candidates(config.evaluate.candidates)
         if not launch.is_rank() and config.parallel.num_ranks > 1:
             find_checkpoint(Path(config.run_dir), config.checkpoint)
             return launch.launch(argv, num_ranks=config.parallel.num_ranks, module="rag_mm.evaluate")
@@ -139,14 +142,22 @@ def main(argv: Sequence[str]) -> int:
 def _parse(argv: Sequence[str]) -> EvaluateConfig:
     """The command line; without a --config, answers are decoded as the run's own configuration says."""
     about = {"prog": "python -m rag_mm.evaluate", "description": DESCRIPTION}
-    sections = ("run_dir", "evaluate", *LAYOUT)
     if config_file(argv):
-        return parse(EvaluateConfig, argv, **about, sections=sections)
-    quiet = [word for word in argv if word not in ("--print-config", "--print_config")]
-    own = Path(parse(EvaluateConfig, quiet, **about).run_dir) / "config.yaml"
+        return parse(EvaluateConfig, argv, **about, sections=("run_dir", "evaluate", *LAYOUT))
+    own = Path(_run_dir(argv)) / "config.yaml"
     if not own.exists():
         return parse(EvaluateConfig, argv, **about)
     return parse(EvaluateConfig, ["--config", str(own), *argv], **about, sections=("evaluate",))
+
+
+def _run_dir(argv: Sequence[str]) -> str:
+    """The folder that the flags name; whatever else they say is looked at later."""
+    value = EvaluateConfig.run_dir
+    for i, token in enumerate(argv):
+        name, equals, given = token.partition("=")
+        if name in ("--run-dir", "--run_dir"):
+            value = given if equals else "".join(argv[i + 1 : i + 2])
+    return value
 
 
 def _watched() -> contextlib.AbstractContextManager[None]:
