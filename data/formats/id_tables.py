@@ -38,8 +38,8 @@ class MemoryIds:
     def write(folder: Path, hashes: numpy.ndarray, counts: numpy.ndarray) -> None:
         """Make the table of documents (N,) and their numbers of passages (N,)."""
         order = numpy.argsort(hashes, kind="stable")
-        numpy.save(folder / "memory-hash.npy", hashes[order], allow_pickle=False)
-        numpy.save(folder / "memory-count.npy", counts[order].astype(numpy.int32), allow_pickle=False)
+        _save(folder / "memory-hash.npy", hashes[order])
+        _save(folder / "memory-count.npy", counts[order].astype(numpy.int32))
 
     def ids(self, document_id: str) -> list[str]:
         """The ids under which a document of the source is in the memory; empty if it is not there."""
@@ -75,10 +75,7 @@ class LineTable:
         )
         found = found[numpy.argsort(found["hash"], kind="stable")]
         for file, column in zip(files, ("hash", "offset", "number"), strict=True):
-            temporary = file.with_suffix(".tmp")
-            with temporary.open("wb") as out:
-                numpy.save(out, found[column], allow_pickle=False)
-            temporary.replace(file)
+            _save(file, found[column])
 
     def lines_of(self, key: str) -> Iterator[tuple[int, str, str]]:
         """Number, text and place of every line with a key, in the file's order."""
@@ -90,6 +87,14 @@ class LineTable:
             if self._key(text, place) == key:
                 yield number, text, place
             at += 1
+
+
+def _save(file: Path, array: numpy.ndarray) -> None:
+    """Put an array in place whole or not at all."""
+    temporary = file.with_suffix(".tmp")
+    with temporary.open("wb") as out:
+        numpy.save(out, array, allow_pickle=False)
+    temporary.replace(file)
 
 
 def _with_offsets(lines: Lines) -> Iterator[tuple[int, int, str]]:

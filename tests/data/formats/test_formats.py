@@ -10,6 +10,7 @@ import pytest
 
 from data import prepare
 from data.dataset import SPLITS, Dataset
+from data.formats import FORMATS
 from data.image_formats import extension_of
 from data.samples import Pair, Sample
 from tests.data.formats import examples
@@ -270,3 +271,22 @@ def test_only_fold_0_exists(tmp_path: Path):
     convert(tmp_path, "atlas")
     with pytest.raises(ValueError, match=r"data\.fold is 1; .* has the splits of its source, which is fold 0"):
         Dataset(tmp_path / "out", fold=1)
+
+
+def test_every_format_has_an_example_and_a_line_in_the_guide():
+    guide = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
+    table = [line.split("|")[1] for line in guide.splitlines() if line.startswith("| `")]
+    assert set(FORMATS) == {name.removesuffix("-tokens") for name in EXAMPLES}
+    assert all(any(f"`{name}`" in cell for cell in table) for name in FORMATS)
+
+
+def test_help_names_every_format_and_its_options(capsys: pytest.CaptureFixture[str]):
+    for argv, words in (
+        (["--help"], list(FORMATS)),
+        (["dpr", "--help"], ["--passages", "--train", "--memory", "--passage-words", "--workers", "--licence"]),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            prepare.main(argv)
+        assert stopped.value.code == 0
+        text = capsys.readouterr().out
+        assert all(word in text for word in words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -120,6 +121,15 @@ def test_a_finished_data_set_is_left_alone_and_another_is_not_overwritten(
     assert prepare.main([*source, "--out", str(undisturbed), "--passage-words", "9"]) == 2
     assert "which holds something else" in capsys.readouterr().err
     assert contents(undisturbed) == before
+
+
+def test_two_at_once_do_not_mix(source: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    state = tmp_path / ".out.preparing" / STATE
+    state.mkdir(parents=True)
+    with (state / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert prepare.main([*source, "--out", str(tmp_path / "out")]) == 2
+    assert f"another process is converting into {state.parent}; wait for it" in capsys.readouterr().err
 
 
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(source: list[str], undisturbed: Path, tmp_path: Path):
