@@ -45,8 +45,8 @@ from rag_mm.towers import DealtTowers, PipedTowers, Towers
 
 # What may differ between the parts of one run without changing its numbers.
 CHANGEABLE = (
-    "data.dir", "data.workers", "index.dir", "index.checkpoint", "index.batch_size", "index.keep_versions", "reader.vision",
-    "train.threads",
+    "data.dir", "data.workers", "index.dir", "index.checkpoint", "index.batch_size", "index.keep_versions",
+    "reader.vision", "train.threads",
 )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ class Trainer:
         self.run_dir = Path(config.run_dir)
         self.mesh = Mesh(num_stages=config.parallel.pipeline_stages, num_replicas=config.parallel.data_replicas)
         self.console = Console(stderr=True, quiet=not self.mesh.is_first)
-        self.dataset = Dataset(config.data.dir, fold=config.data.fold)
+        self.dataset = Dataset.of(config.data)
         self.resume_from = self._newest_checkpoint()
         if self.resume_from is not None:
             state = checkpoint.read_state(self.run_dir, self.resume_from)
@@ -297,6 +297,8 @@ class Trainer:
         self.step += 1
         self.trained += 1
         done = time.perf_counter()
+        everywhere = self.mesh.gather((peak_memory_bytes(), self.model.collator.padding))
+        padding = {what: share for _, shares in everywhere for what, share in shares.items()}
         record = {
             "step": self.step,
             "loss": outcome.loss,
@@ -318,7 +320,8 @@ class Trainer:
                 "update": done - computed,
                 "checkpoint": waited,
             },
-            "peak_memory_bytes": self.mesh.gather(peak_memory_bytes()),
+            "padding_share": dict(sorted(padding.items())) if reads else {},
+            "peak_memory_bytes": [memory for memory, _ in everywhere],
             "data_digest": self.joint.data_digest(prepared),
             "retrieved_digest": self.joint.retrieved_digest(prepared),
             "skipped_steps": self.bad_steps.total,
@@ -476,7 +479,7 @@ def main(argv: Sequence[str]) -> int:
 def _check_before_start(config: Config) -> None:
     """What can be said about the user's input before any rank is started."""
     try:
-        dataset = Dataset(config.data.dir, fold=config.data.fold)
+        dataset = Dataset.of(config.data)
     except (FileNotFoundError, ValueError) as error:
         fail(str(error))
     if config.train.documents == "retrieved" and config.retriever.k > len(dataset.store):
