@@ -166,7 +166,9 @@ def _pinned(profile: Profile, pins: Sequence[str], num_stages: int) -> list[int]
             raise ValueError(f"pins names unknown block {pin!r}{nearest(pin, names)}")
     cuts = sorted({names.index(pin) for pin in pins} - {0})
     if len(cuts) > num_stages - 1:
-        raise ValueError(f"{len(cuts)} pinned cuts need {len(cuts) + 1} stages, but num_stages is {num_stages}")
+        raise ValueError(
+            f"{len(cuts)} pinned cuts need {len(cuts) + 1} stages, but num_stages is {num_stages}; pin fewer"
+        )
     forbidden = _forbidden(profile)
     for cut in cuts:
         if cut in forbidden:

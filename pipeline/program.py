@@ -373,6 +373,14 @@ def _rows(name: str, tensor: Tensor) -> int:
 
 
 def nearest(name: str, known: object) -> str:
-    """`` (did you mean 'x'?)`` for the known name nearest to ``name``, or an empty string."""
-    match = difflib.get_close_matches(name, [str(k) for k in known], n=1, cutoff=0.5)  # type: ignore[attr-defined]
-    return f" (did you mean {match[0]!r}?)" if match else ""
+    """`` (did you mean 'x'?)`` for the known name nearest to ``name``, or an empty string.
+
+    Of equally near ones that which begins alike: ``decoder.0``, not ``encoder.7``, for ``decoder.7``.
+    """
+    near = difflib.get_close_matches(name, [str(k) for k in known], n=5, cutoff=0.5)  # type: ignore[attr-defined]
+
+    def nearness(other: str) -> tuple[float, int]:
+        alike = [a == b for a, b in zip(name, other, strict=False)]
+        return difflib.SequenceMatcher(None, other, name).ratio(), [*alike, False].index(False)
+
+    return f" (did you mean {max(near, key=nearness)!r}?)" if near else ""

@@ -98,7 +98,11 @@ def trace(
         raise ValueError(f"repeats is {repeats} and warmup {warmup}; at least 1 and 0 are needed")
     num_samples = program.num_samples(batch)
     if num_microbatches < 1 or num_samples % num_microbatches:
-        raise ValueError(f"a batch of {num_samples} samples does not divide into {num_microbatches} micro-batches")
+        possible = ", ".join(str(m) for m in range(1, num_samples + 1) if num_samples % m == 0)
+        raise ValueError(
+            f"a batch of {num_samples} samples does not divide into {num_microbatches} micro-batches; use one of "
+            f"{possible}"
+        )
     _check_device(program, batch, device, lineage=lineage)
     machine = device.name if device else _machine(batch)
     machine += f", {busy_ranks} ranks at once" if busy_ranks > 1 else ""

@@ -203,9 +203,18 @@ def test_a_plan_can_be_handed_back(config: str, tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--stages", "7", "--microbatches", "6"], "7 stages"),
+        (["--stages", "7", "--parallel.schedule", "gpipe"], "7 stages are more than the program's 6 blocks; use fewer"),
+        (["--stages", "4"], "parallel.num_microbatches is 3, fewer than the 4 stages"),
+        (
+            ["--parallel.pins", "[decoder.7]"],
+            "parallel.pins names unknown block 'decoder.7' (did you mean 'decoder.0'?)",
+        ),
+        (
+            ["--stages", "2", "--parallel.pins", "[encoder.0, head]"],
+            "2 pinned cuts need 3 stages, but num_stages is 2; pin fewer",
+        ),
         (["--stages", "0"], "parallel.pipeline_stages is 0"),
-        (["--microbatches", "4"], "does not divide"),
+        (["--microbatches", "4"], "6 samples does not divide into 4 micro-batches; use one of 1, 2, 3, 6"),
         (["--stagse", "2"], "did you mean 'stages'"),
         (["stray"], "stray"),
         (["--trace", "/no/such/folder/x"], "--trace"),
