@@ -3,7 +3,7 @@
 ``psgs_w100.tsv`` has a header ``id text title``; a text that holds a quote stands in quotes, those in it doubled. The
 JSON files are arrays of ``{dataset, question, answers, positive_ctxs, negative_ctxs, hard_negative_ctxs}``; a context
 is ``{title, text, score, title_score, passage_id}`` (``psg_id`` in some). Without the table, the memory is made of the
-contexts, each once. ``negative_ctxs`` are kept in meta as ids.
+contexts, each once. All contexts of a question stay in its meta, by id and with their scores, texts left out.
 """
 
 from __future__ import annotations
@@ -69,7 +69,13 @@ class Dpr(Format):
                 yield number, self._question(json_row(text, place), f"{piece.source.split('/')[1]}-{number}")
 
     def _question(self, row: Row, name: str) -> Sample:
-        positive, negative, hard = ([_id(context) for context in row.rows(kind, [])] for kind in KINDS)
+        contexts = {kind: row.rows(kind, []) for kind in KINDS}
+        ids = {kind: tuple(map(_id, found)) for kind, found in contexts.items()}
+        scores = {
+            kind: [{"id": _id(context), **context.rest("title", "text")} for context in found]
+            for kind, found in contexts.items()
+            if found
+        }
         return Sample(
             id=row.id("id", name),
             question=row.line("question"),
@@ -77,9 +83,9 @@ class Dpr(Format):
             kind="name",
             field=row.line("dataset", ""),
             subject="",
-            gold=tuple(positive),
-            hard_negatives=tuple(hard),
-            meta=row.rest() | ({"negatives": negative} if negative else {}),
+            gold=ids["positive_ctxs"],
+            hard_negatives=ids["hard_negative_ctxs"],
+            meta=row.rest() | scores,
         )
 
 

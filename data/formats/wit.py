@@ -96,7 +96,8 @@ def _document(row: Row, name: str, image: bytes | None) -> Document:
     title, section = row.line("page_title"), row.line("section_title", "")
     text = row.text(TEXT, "") or row.text("context_page_description", "")
     fields = {"section": section} if section else {}
-    return Document(name, title, fields, image, row.rest(), text)
+    shown = ("page_title", "section_title", TEXT)
+    return Document(name, title, fields, image, {k: v for k, v in row.values.items() if k not in shown}, text)
 
 
 def _picture(address: str, tables: list[LineTable], place: str) -> bytes | BadPicture | None:

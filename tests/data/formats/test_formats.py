@@ -113,7 +113,9 @@ def test_dpr_with_its_table(tmp_path: Path):
     assert document.text == f"Aaron\n{examples.PASSAGES[0][1]}\n" and document.search_text == document.text.strip()
     first, second = dataset.questions("train")
     assert (first.id, first.gold, first.hard_negatives) == ("train-0-0", ("1", "2"), ("3",))
-    assert (first.answers, first.field, first.meta) == (("Aaron", "aaron"), "nq_train_psgs_w100", {"negatives": ["4"]})
+    assert (first.answers, first.field) == (("Aaron", "aaron"), "nq_train_psgs_w100")
+    assert first.meta["negative_ctxs"] == [{"id": "4", "score": 12.5, "title_score": 0}]
+    assert [context["id"] for context in first.meta["positive_ctxs"]] == ["1", "2"]
     assert (second.gold, second.hard_negatives) == (("3",), ("4", "1"))
 
 
@@ -229,6 +231,7 @@ def test_wit_joins_pixels_and_takes_one_language(tmp_path: Path):
     document = dataset.store.fetch(["train-0-1"])[0]
     assert (document.title, document.fields, document.passage) == ("Nepal", {"section": "Flag"}, "A flag.")
     assert document.image == examples.picture(0) and document.meta["mime_type"] == "image/jpeg"
+    assert document.meta["image_url"] == "http://u/n.jpg" and document.meta["language"] == "en"
     assert {p.id: p.text for p in pairs(dataset).values()} == {
         "train-0-1:reference": 'The "flag"', "train-0-1:attribution": "English: flag", "train-0-3:alt": "alt",
     }  # fmt: skip
