@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import functools
 import io
+import itertools
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -38,18 +40,34 @@ def make(folder: Path) -> None:
 
 
 def wids(shards: Path, work: Path, *, num_open: int | None = None) -> Reader:
-    """The same tars, all of them open; at one that is not, it indexes the tar anew."""
+    """A copy of the tars, all of them open; at one that is not, it indexes the tar anew.
+
+    A copy, because it maps them, and no mapped page leaves the page cache.
+    """
+    import mmap
+
     from wids import ShardListDataset
 
     from data.document import from_members
     from data.shards import load_index, shard_paths
 
-    tars = shard_paths(shards)
+    if not (work / "wids").exists():
+        shutil.copytree(shards, work / "wids")
+    tars = shard_paths(work / "wids")
     described = [{"url": str(tar), "nsamples": len(load_index(tar))} for tar in tars]
     dataset = ShardListDataset(
         described, lru_size=num_open or len(tars), keep=True, localname=lambda url: url, transformations=[]
     )
-    return lambda places: [from_members("", dataset[i][".json"].read(), None) for i in places]
+    for last in itertools.accumulate(entry["nsamples"] for entry in described):
+        dataset[last - 1]  # so that all are indexed before the first batch
+
+    def read(places: Sequence[int]) -> Sequence[Any]:
+        if not places:
+            for tar in dataset.cache.lru.values():
+                tar.reader.mmapped_file.madvise(mmap.MADV_DONTNEED)
+        return [from_members("", dataset[i][".json"].read(), None) for i in places]
+
+    return read
 
 
 def litdata(shards: Path, work: Path) -> Reader:
@@ -189,6 +207,10 @@ class Peer:
                     return float("nan")
                 return float(answer["seconds"])
         return float("nan")
+
+    def unmap(self) -> None:
+        """Let go of what it has mapped, so that the page cache can be emptied (told by reading nothing)."""
+        self.read([], [])
 
     def close(self) -> None:
         assert self.process.stdin is not None

@@ -113,6 +113,8 @@ def main() -> None:
             taken = 0.0
             for _ in range(batches):
                 if given.cold:
+                    if name in peers:
+                        peers[name].unmap()
                     empty_page_cache()
                 taken += case(draw.sample(range(COUNT), BATCH))
             if round_:
