@@ -210,9 +210,9 @@ def _randomisation(
 
 
 def _numbered(units: Sequence[str]) -> NDArray[numpy.int64]:
-    """Units as numbers, in the order of their first examples."""
-    number: dict[str, int] = {}
-    return numpy.array([number.setdefault(unit, len(number)) for unit in units], dtype=numpy.int64)
+    """Units as numbers, in the order of their names: draws do not depend on the order of a file."""
+    number = {unit: i for i, unit in enumerate(sorted(set(units)))}
+    return numpy.array([number[unit] for unit in units], dtype=numpy.int64)
 
 
 def _chunks(draws: int, width: int) -> Iterator[int]:

@@ -7,6 +7,7 @@ status 2 names file, line and field of what is wrong.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -217,6 +218,7 @@ def _context(config: ScoreConfig, task: Task[Any, Any], scores: Scores) -> dict[
         "task": config.task,
         "predictions": config.predictions,
         "references": config.references.split(","),
+        "sha256": {path: _sha256(path) for path in (config.predictions, *config.references.split(",")) if path},
         "num_examples": len(scores.ids),
         "num_units": len(set(scores.units)),
         "definitions": {metric.name: metric.definition for metric in scores.metrics},
@@ -227,6 +229,11 @@ def _context(config: ScoreConfig, task: Task[Any, Any], scores: Scores) -> dict[
         "notes": list(scores.notes),
         **scores.context,
     }
+
+
+def _sha256(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _comparison(other: float, difference: Difference) -> dict[str, Any]:

@@ -8,19 +8,18 @@ k counts with what it holds: there is no k too large, but it is said.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from data.samples import Pair, Sample
+from rag_mm.evaluate.prediction import Prediction
 from rag_mm.evaluate.prediction_files import FileError, Record, by_id, is_jsonl, read_json, read_jsonl, shown
 from rag_mm.evaluate.scoring.answer_recall import first_hit, has_answer_dpr, has_answer_substring, is_searchable
 from rag_mm.evaluate.scoring.squad import exact_match, f1, maximum_over
 from rag_mm.evaluate.tasks.documents import DOCUMENTS, Retrieved, retrieved_documents
 from rag_mm.evaluate.tasks.task import Aligned, ExampleTask, Question, named
-
-if TYPE_CHECKING:  # scoring files needs nothing of data sets
-    from data.dataset import Sample
 
 IDS = ("id", "_id", "question_id", "qid")
 
@@ -33,6 +32,7 @@ class QaReference:
         answers: accepted answers, at least one.
         documents: ids of the documents that count as right; empty where the source names none.
         kind: what to report by, such as "picture", or empty.
+        unit: what the question is resampled with, such as the country it is about, or empty: itself.
     """
 
     question: str
@@ -40,6 +40,7 @@ class QaReference:
     documents: tuple[str, ...] = ()
     kind: str = ""
     image: str | None = None
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,27 @@ class OpenDomainQa(ExampleTask[QaPrediction, QaReference]):
     def kind(self, reference: QaReference) -> str:
         return reference.kind
 
+    def unit(self, key: str, reference: QaReference) -> str:
+        return reference.unit or key
+
+    def references_of(self, items: Iterable[Sample | Pair]) -> dict[str, QaReference]:
+        """From questions; those about one subject are resampled together."""
+        return {
+            s.id: QaReference(s.question, s.answers, s.gold, s.kind, s.id if s.image else None, s.subject)
+            for s in items
+            if isinstance(s, Sample) and s.weight
+        }
+
     @staticmethod
-    def references_of(samples: Iterable[Sample]) -> dict[str, QaReference]:
-        """References from the questions of a prepared data set, unanswered ones left out."""
-        kept = (sample for sample in samples if sample.weight)
-        return {s.id: QaReference(s.question, s.answers, s.gold, s.kind, s.id if s.image else None) for s in kept}
+    def predictions_of(predictions: Iterable[Prediction], texts: Mapping[str, str]) -> dict[str, QaPrediction]:
+        """From what a run answered; ``texts`` are those of the documents by id, none for those it lacks."""
+        return {
+            p.id: QaPrediction(
+                p.answer,
+                tuple(Retrieved(d, texts.get(d), s) for d, s in zip(p.document_ids, p.scores, strict=True)),
+            )
+            for p in predictions
+        }
 
     def score_example(self, prediction: QaPrediction | None, reference: QaReference) -> dict[str, float]:
         answer = prediction.answer if prediction else None
@@ -211,7 +228,8 @@ def _plain_reference(record: Record) -> tuple[str, Record, QaReference]:
     documents = tuple(record.identifier("gold_documents", document) for document in gold)
     kind = record.text("kind") if record.has("kind") else ""
     image = record.id("image", "image_id") if record.has("image", "image_id") else None
-    return _key(record), record, QaReference(_question(record), accepted, documents, kind, image)
+    unit = record.id("unit", "country") if record.has("unit", "country") else ""
+    return _key(record), record, QaReference(_question(record), accepted, documents, kind, image, unit)
 
 
 def _all_records(path: Path, *, mapping: bool) -> Iterator[Record]:

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from data.samples import Pair, Sample
 from rag_mm.evaluate.prediction_files import FileError, Record, by_id, is_jsonl, read_jsonl, read_lines, shown
 from rag_mm.evaluate.scoring.ranking import ranking_scores
 from rag_mm.evaluate.tasks.documents import DOCUMENTS, retrieved_documents
 from rag_mm.evaluate.tasks.qa import IDS, check_ks
 from rag_mm.evaluate.tasks.task import Aligned, ExampleTask, Question
-
-if TYPE_CHECKING:  # scoring files needs nothing of data sets
-    from data.dataset import Pair, Sample
 
 Ranking = Mapping[str, float]
 
@@ -79,16 +77,12 @@ class Retrieval(ExampleTask[Ranking, Judgements]):
     def kind(self, reference: Judgements) -> str:
         return reference.kind
 
-    @staticmethod
-    def references_of(items: Iterable[Sample | Pair]) -> dict[str, Judgements]:
-        """Judgements from the questions or pairs of a prepared data set, broken ones left out.
-
-        What asks is the kind: "picture" or "text".
-        """
+    def references_of(self, items: Iterable[Sample | Pair]) -> dict[str, Judgements]:
+        """From questions and pairs; what asks is the kind: "picture" or "text"."""
         found = {}
         for item in items:
             if item.weight:
-                words = item.question if hasattr(item, "question") else item.text
+                words = item.question if isinstance(item, Sample) else item.text
                 kind = "text" if item.image is None else "picture"
                 image = None if item.image is None else item.id
                 found[item.id] = Judgements(dict.fromkeys(item.gold, 1), kind, words, image)

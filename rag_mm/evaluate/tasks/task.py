@@ -12,13 +12,14 @@ prediction without reference is passed over; both are counted and named, never d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy
 
+from data.samples import Pair, Sample
 from rag_mm.evaluate.metric import Array, Metric, Scores, mean
 
 R = TypeVar("R")
@@ -136,6 +137,14 @@ class Task(ABC, Generic[P, R]):
     @abstractmethod
     def score(self, aligned: Aligned[P, R]) -> Scores:
         """The table of values and its metrics."""
+
+    def references_of(self, items: Iterable[Sample | Pair]) -> dict[str, R]:
+        """References from the questions or pairs of a prepared data set, those of weight 0 left out.
+
+        Raises:
+            ValueError: if the task is scored from files only.
+        """
+        raise ValueError(f"task {self.name} takes no references from a prepared data set; give {self.references_are}")
 
     def score_files(self, predictions: Path, references: Sequence[Path], *, missing: Missing = "zero") -> Scores:
         """Read, join and score."""

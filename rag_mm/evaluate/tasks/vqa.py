@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
+from data.samples import Pair, Sample
 from rag_mm.evaluate.prediction_files import Record, by_id, is_jsonl, read_json, read_jsonl
 from rag_mm.evaluate.scoring.vqa import Variant, vqa_accuracy
 from rag_mm.evaluate.tasks.task import Aligned, ExampleTask, Question
-
-if TYPE_CHECKING:  # scoring files needs nothing of data sets
-    from data.dataset import Sample
 
 IDS = ("question_id", "id")
 
@@ -75,10 +73,10 @@ class Vqa(ExampleTask[str, VqaReference]):
     def ask(self, key: str, reference: VqaReference) -> Question:
         return Question(key, reference.question, reference.image)
 
-    @staticmethod
-    def references_of(samples: Iterable[Sample]) -> dict[str, VqaReference]:
-        """References from the questions of a prepared data set, unanswered ones left out; answers stay one each."""
-        return {s.id: VqaReference(s.answers, s.question, s.id if s.image else None) for s in samples if s.weight}
+    def references_of(self, items: Iterable[Sample | Pair]) -> dict[str, VqaReference]:
+        """From questions whose answers are one an annotator."""
+        kept = (item for item in items if isinstance(item, Sample) and item.weight)
+        return {s.id: VqaReference(s.answers, s.question, s.id if s.image else None) for s in kept}
 
     def kind(self, reference: VqaReference) -> str:
         return reference.answer_type

@@ -1,5 +1,6 @@
 """The command, as it is called: output, exit status, messages; and the example of the documentation."""
 
+import hashlib
 import json
 import re
 import subprocess
@@ -65,12 +66,15 @@ def test_intervals_context_and_files(call: Call, files: list[str], tmp_path: Pat
     assert (low, high) == pytest.approx((0.15, 0.55), abs=0.051)
     context = found["context"]
     assert context["num_examples"] == 20 and "SQuAD" in context["definitions"]["em"]
+    assert context["sha256"][files[3]] == hashlib.sha256(Path(files[3]).read_bytes()).hexdigest()
     assert context["missing"] == [] and "2000 draws, seed 0" in context["interval"]
     each = [json.loads(line) for line in (tmp_path / "each.jsonl").read_text().splitlines()]
     assert each[0] == {"id": "0", "em": 1.0, "f1": 1.0} and each[7]["em"] == 0.0
 
 
-def test_the_same_files_give_the_same_intervals(call: Call, files: list[str]) -> None:
+def test_the_same_files_give_the_same_intervals(call: Call, files: list[str], tmp_path: Path) -> None:
+    answers = {str(i): f"answer {i}{' more' * i}" for i in range(20)}  # every F1 is another: 4 / (4 + i)
+    files = [*files[:3], str(write(tmp_path / "q.json", answers)), *files[4:]]
     first, again = (call(*files, "--json", "-", "--intervals", "--draws", "300")[1] for _ in range(2))
     assert first == again
     assert first != call(*files, "--json", "-", "--intervals", "--draws", "300", "--seed", "1")[1]

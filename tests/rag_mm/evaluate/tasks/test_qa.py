@@ -1,13 +1,18 @@
 """Open-domain QA from every format it reads; values by hand."""
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data.dataset import Sample
+from rag_mm.evaluate.bootstrap import bootstrap, intervals
+from rag_mm.evaluate.prediction import Prediction
 from rag_mm.evaluate.prediction_files import FileError
+from rag_mm.evaluate.tasks.captions import Captions
 from rag_mm.evaluate.tasks.qa import OpenDomainQa, QaReference
+from rag_mm.evaluate.tasks.task import align
 from tests.rag_mm.evaluate.tasks.files import score, write
 
 REFERENCES = [
@@ -197,9 +202,39 @@ def test_references_from_a_data_set_and_how_to_ask() -> None:
         Sample("q2", "", (), "name", "", "", (), None, 0.0),
     ]
     references = TASK.references_of(samples)
-    assert references == {"q1": QaReference("What is it?", ("x",), ("d",), "picture", "q1")}
+    assert references == {"q1": QaReference("What is it?", ("x",), ("d",), "picture", "q1", "d")}
     question = TASK.ask("q1", references["q1"])
     assert (question.text, question.image, question.candidates) == ("What is it?", "q1", ())
+
+
+def test_what_a_run_answered_is_a_prediction_file_without_a_file() -> None:
+    samples = [Sample("q1", "What is it?", ("x",), "name", "", "s", ("d",))]
+    predictions = [Prediction("q1", "X", ("c", "d"), (2.0, 1.0), 1)]
+    task = OpenDomainQa(k=(1, 2))
+    found = task.score(align(task.predictions_of(predictions, {"d": "an x"}), task.references_of(samples))).results()
+    assert found == {
+        "em": 1.0, "f1": 1.0, "answer_recall@1": 0.0, "answer_recall@2": 1.0, "answer_recall_substring@1": 0.0,
+        "answer_recall_substring@2": 1.0, "hit@1": 0.0, "hit@2": 1.0,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="task captions takes no references from a prepared data set"):
+        Captions().references_of(samples)
+
+
+def test_intervals_of_own_files_are_those_of_the_result_table(tmp_path: Path) -> None:
+    """Questions about one country are drawn together, with the same draws as rows of the table."""
+    generator = random.Random(0)
+    rows = [
+        {"id": i, "country": f"c{i * 7 % 9}", "gold_answers": ["x"], "answer": generator.choice("xy")}
+        for i in range(60)
+    ]
+    path = write(tmp_path / "p.jsonl", rows)
+    found = score(TASK, path, path)
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        groups.setdefault(str(row["country"]), []).append(float(row["answer"] == "x"))
+    value, low, high = bootstrap(groups, seed=0, draws=1000)
+    assert found.results()["em"] == pytest.approx(value)
+    assert intervals(found, seed=0, draws=1000)["em"] == pytest.approx((low, high))
 
 
 def test_depths_are_checked() -> None:

@@ -56,7 +56,7 @@ def test_jsonl_missing_and_few_annotators(tmp_path: Path) -> None:
 def test_references_from_a_data_set_keep_equal_answers() -> None:
     """Ten annotators said yes: ten answers, not one."""
     sample = Sample("q1", "red?", ("yes",) * 9 + ("no",), "picture", "", "", (), b"png")
-    (reference,) = Vqa.references_of([sample]).values()
+    (reference,) = Vqa().references_of([sample]).values()
     assert (len(reference.answers), reference.image) == (10, "q1")
     assert Vqa().score_example("Yes", reference) == {"vqa_accuracy": 1.0}
 
