@@ -80,9 +80,14 @@ class BadData:
             for reason, count in self.reasons.most_common()
         ]
 
-    def complaint(self, max_share: float) -> str | None:
-        """Why training must not go on with a largest share of ``max_share``, or None."""
-        if self.num_read < min(self._total, JUDGED_FROM) or self.share <= max_share:
+    def complaint(self, max_share: float, *, whole: bool = False) -> str | None:
+        """Why training must not go on with a largest share of ``max_share``, or None.
+
+        Args:
+            whole: judge even if few were read, because the epoch is over.
+        """
+        enough = whole or self.num_read >= min(self._total, JUDGED_FROM)
+        if not enough or self.share <= max_share:
             return None
         shard, worst = self.shards.most_common(1)[0]
         reason, count = self.reasons.most_common(1)[0]

@@ -21,6 +21,7 @@ import yaml
 from rich.console import Console
 
 from data.ahead import WorkerError
+from data.bad_data import BadDataError
 from data.command_line import dump, fail, parse
 from data.dataset import Dataset
 from pipeline import Pipeline, Plan
@@ -29,6 +30,7 @@ from pipeline.forecast import forecast
 from pipeline.roll_call import LostRankError, RollCall
 from pipeline.timeline import write_timeline
 from rag_mm import checkpoint, launch
+from rag_mm.bad_samples import BadSamples
 from rag_mm.bad_steps import FILE as BAD_STEPS
 from rag_mm.bad_steps import BadSteps, BadStepsFile
 from rag_mm.config import Config
@@ -46,7 +48,7 @@ from rag_mm.towers import DealtTowers, PipedTowers, Towers
 # What may differ between the parts of one run without changing its numbers.
 CHANGEABLE = (
     "data.dir", "data.workers", "index.dir", "index.checkpoint", "index.batch_size", "index.keep_versions",
-    "reader.vision", "train.threads",
+    "reader.vision", "train.threads", "data.max_bad_share",
 )  # fmt: skip
 
 
@@ -78,6 +80,7 @@ class Trainer:
             memory=self.memory,
             mesh=self.mesh,
         )
+        self._refuse_bad_data()
         self.pipeline = self._make_pipeline()
         self._prove()
         self.joint.take_role(Role.of(self.mesh, self.towers, self.pipeline, self.vision))
@@ -108,6 +111,13 @@ class Trainer:
         for line in said:
             self._say(line)
         return step
+
+    def _refuse_bad_data(self) -> None:
+        """BadDataError, on every rank, if one of them has already met too many bad samples."""
+        for view in (self.joint.questions, self.joint.pairs):
+            complaints = self.mesh.gather(view.bad.complaint(self.config.data.max_bad_share))
+            if complaint := next(filter(None, complaints), None):
+                raise BadDataError(complaint)
 
     def _make_pipeline(self) -> Pipeline:
         """Cut the reader by what a batch like those it will read costs, or as it was cut before."""
@@ -244,6 +254,10 @@ class Trainer:
         every, steps = self.config.checkpoint.every_n_steps, self.config.train.steps
         writer = MetricsWriter(self.run_dir, start_step=self.step) if self.mesh.is_first else None
         self._bad_steps_file = BadStepsFile(self.run_dir, start_step=self.step) if self.mesh.is_first else None
+        bad_samples = BadSamples(
+            [self.joint.questions.bad, self.joint.pairs.bad], max_share=self.config.data.max_bad_share,
+            epochs=self._epochs(), say=self._say,
+        )  # fmt: skip
         live = LiveLine(self.console, title="training", start=self.step, steps=steps)
         files = contextlib.closing(writer) if writer else contextlib.nullcontext()
         with live, files, self.joint.reading_ahead(start=self.step):
@@ -257,18 +271,30 @@ class Trainer:
                 if self.bad_steps.in_a_row >= self.config.train.max_bad_steps:
                     self._say_too_many_bad_steps()
                     return launch.EXIT_FAILED
-                stop = any(self.mesh.gather(interrupt.asked)) if self.step < steps else False
+                asked, complaints = zip(
+                    *self.mesh.gather((interrupt.asked, bad_samples.after_step(self._epochs()))), strict=True
+                )
+                complaint = next(filter(None, complaints), None)
+                stop = complaint is not None or (any(asked) and self.step < steps)
                 if stop or self.step == steps or (every and self.step % every == 0):
                     if writer is not None:
                         writer.sync()
                     limit_s = self.config.checkpoint.limit_s if stop else None
                     self.save(wait=stop or self.step == steps, limit_s=limit_s)
+                if complaint is not None:
+                    self._say(f"training stops after step {self.step}, which is safe: {complaint}")
+                    return launch.EXIT_FAILED
                 if stop:
                     self._say(f"interrupted; step {self.step} is safe, run the same command to go on")
                     return launch.EXIT_INTERRUPTED
         self._say_end()
         self._draw_timeline()
         return 0
+
+    def _epochs(self) -> list[int]:
+        """Epochs of the questions and of the pairs that are over."""
+        streams, step = self.joint.streams, self.step
+        return [streams.epoch("questions", step) + streams.epoch("questions alone", step), streams.epoch("pairs", step)]
 
     def watched(self) -> contextlib.AbstractContextManager[None]:
         """Within it, the error of a lost connection names the rank that died."""
@@ -383,8 +409,8 @@ class Trainer:
                 }
                 self._say(f"{what} were truncated {count} times (data.{limit[what]})")
         for view in (self.joint.questions, self.joint.pairs):
-            for reason, count in view.bad_samples.items():
-                self._say(f"{view.name}: {count} samples kept their place with weight 0 ({reason})")
+            for line in view.bad.report():
+                self._say(line)
         if self.bad_steps.total:
             self._say(f"{self.bad_steps.total} steps were not taken; {self.run_dir / BAD_STEPS} says why")
 
@@ -453,7 +479,7 @@ def main(argv: Sequence[str]) -> int:
             if first:
                 fail(str(error))
             return launch.EXIT_USER
-        except ProofError as error:
+        except (ProofError, BadDataError) as error:
             if first:
                 print(error, file=sys.stderr)
             return launch.EXIT_FAILED

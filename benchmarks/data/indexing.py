@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -129,12 +130,15 @@ def main() -> None:
     for what, (num_samples, members) in SHARDS.items():
         tar = given.folder / f"{what}.tar"
         if not tar.exists():
-            make_tar(tar, num_samples, members)
+            make_tar(tar.with_suffix(".making"), num_samples, members)
+            tar.with_suffix(".making").rename(tar)
         rows += measure(tar, what, rounds=given.rounds, cold=given.cold)
     folder = given.folder / f"folder-{given.shards}"
     if not folder.exists():
-        folder.mkdir()
-        make_folder(folder, num_shards=given.shards, samples=10_000)
+        with tempfile.TemporaryDirectory(dir=given.folder) as making:
+            make_folder(Path(making), num_shards=given.shards, samples=10_000)
+            Path(making).rename(folder)
+            Path(making).mkdir()  # for the context to remove
     command = [sys.executable, "-m", "benchmarks.data.indexing", "--open", str(folder)]
     opened = [subprocess.run(command, check=True, capture_output=True, text=True).stdout.split() for _ in range(3)]
     results["opening"] = {

@@ -1,0 +1,111 @@
+"""Bad samples in a run: said at the end of an epoch, and too many of them stop it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data import shards
+from data.bad_data import BadData
+from data.dataset import Dataset
+from data.shard_set import ShardSet
+from rag_mm import checkpoint
+from rag_mm.bad_samples import BadSamples
+from rag_mm.trainer import Trainer, main
+
+ROOT = Path(__file__).parents[2]
+A = Path("a.tar")
+
+
+def counted(name: str, *, bad: int, total: int) -> BadData:
+    counts = BadData(name, total=total)
+    for i in range(total):
+        counts.record(i, "not an image" if i < bad else None, key=f"s{i}", shard=A)
+    return counts
+
+
+def test_an_epoch_that_ends_is_said_and_counted_anew():
+    said: list[str] = []
+    questions, pairs = counted("questions/train", bad=1, total=10), counted("pairs/train", bad=0, total=10)
+    bad_samples = BadSamples([questions, pairs], max_share=0.1, epochs=[2, 0], say=said.append)
+    assert bad_samples.after_step([2, 0]) is None and said == []
+    assert bad_samples.after_step([3, 0]) is None
+    assert said == ["epoch 3: questions/train: 1 of 10 samples kept their place with weight 0: not an image (s0)"]
+    assert (questions.num_read, pairs.num_read) == (0, 10)
+    assert bad_samples.after_step([3, 1]) is None and len(said) == 1 and pairs.num_read == 0
+
+
+def test_a_share_beyond_what_is_allowed_is_a_complaint():
+    bad_samples = BadSamples([counted("questions/train", bad=2, total=10)], max_share=0.1, epochs=[0], say=print)
+    assert "2 of 10 samples read are bad" in (bad_samples.after_step([0]) or "")
+
+
+def test_an_epoch_is_judged_however_few_of_its_samples_were_usable():
+    counts = BadData("pairs/train", total=100)
+    for i in range(5):
+        counts.record(i, "not an image", key=f"s{i}", shard=A)
+    bad_samples = BadSamples([counts], max_share=0.1, epochs=[0], say=lambda line: None)
+    assert bad_samples.after_step([0]) is None
+    assert bad_samples.after_step([1]) is not None
+
+
+@pytest.fixture(scope="module")
+def damaged(factbook_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A copy in which the picture of every 20th training question is broken, and how many those are."""
+    folder = tmp_path_factory.mktemp("damaged") / "data"
+    shutil.copytree(factbook_dir, folder)
+    pictured = [sample.id for sample in Dataset(folder).questions("train") if sample.image is not None][::20]
+    part = folder / "questions"
+    samples = ShardSet(part).read(range(len(ShardSet(part))))
+    for old in (*part.glob("*.tar"), *part.glob("*.index.*")):
+        old.unlink()
+    broken = {"png": b"broken"}
+    shards.write_shards(part, ((s.key, s.members | (broken if s.key in pictured else {})) for s in samples))
+    return folder, len(pictured)
+
+
+def flags(data: Path, run_dir: Path, *others: str) -> list[str]:
+    return [
+        "--data.dir", str(data), "--run-dir", str(run_dir), "--reader.width", "16", "--reader.heads", "2",
+        "--reader.ffn_width", "24", "--reader.encoder_layers", "1", "--train.retriever_share", "0",
+        "--objectives.contrastive", "0", "--train.documents", "none", "--train.batch_size", "64",
+        "--checkpoint.every_n_steps", "0", "--train.steps", "7", "--parallel.verify", "off", *others,
+    ]  # fmt: skip
+
+
+def test_too_many_stop_after_a_step_and_the_run_can_go_on(
+    damaged: tuple[Path, int], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """As if the shard had been good when the run began, when all questions were read once."""
+    data, num_bad = damaged
+    run_dir = tmp_path / "run"
+    num = len(Dataset(data).questions("train"))
+    one_rank = flags(data, run_dir, "--parallel.pipeline_stages", "1")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_refuse_bad_data", lambda self: None)
+        assert main(one_rank) == 1
+    said = f"training stops after step 1, which is safe: questions/train: {num_bad} of {num} samples read are bad"
+    assert said in capfd.readouterr().err
+    assert checkpoint.list_steps(run_dir) == [1]
+    assert main([*one_rank, "--data.max_bad_share", "0.5"]) == 0
+    said = f"epoch 1: questions/train: {num_bad} of {num} samples kept their place with weight 0: not an image"
+    assert said in capfd.readouterr().err
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 8))
+
+
+@pytest.mark.slow
+def test_too_many_stop_all_ranks_before_the_first_step(damaged: tuple[Path, int], tmp_path: Path):
+    data, num_bad = damaged
+    command = [sys.executable, "-W", "ignore", str(ROOT / "train.py")]
+    command += flags(data, tmp_path / "run", "--parallel.pipeline_stages", "2")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 1, done.stderr
+    assert f"questions/train: {num_bad} of " in done.stderr and "not an image" in done.stderr
+    assert f"the most, {num_bad}, are in {data / 'questions' / 'shard-000000.tar'}" in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "run" / "metrics.jsonl").exists()
