@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import Block, BlockProgram, Pipeline, Plan
-from pipeline.beam import likeliest
+from pipeline.beam import Beams, likeliest
 from pipeline.generate import Generated, generate
 from pipeline.score import score
 from tests.distributed import run_on_ranks
@@ -267,3 +267,11 @@ def test_mistakes_of_scoring() -> None:
             Pipeline(shifted, Plan.from_cuts(shifted, [])), source_batch(), prompt=PROMPT,
             continuations=[[[1, 2]]] * 3, **given,
         )  # fmt: skip
+
+
+def test_greedy_takes_the_smallest_of_equally_likely_tokens() -> None:
+    p = torch.randint(0, 3, (64, 300), generator=torch.Generator().manual_seed(0)).double()
+    beams = Beams(end=-1)
+    beams.start(64, max_tokens=2)
+    right = [row.index(max(row)) for row in p.tolist()]
+    assert beams.choose(p)["token"].tolist() == right

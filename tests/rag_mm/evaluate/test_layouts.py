@@ -227,7 +227,7 @@ def test_torchrun_and_an_interruption(fid: Reference) -> None:
     launcher.terminate()
     _, said = launcher.communicate(timeout=60)
     assert launcher.returncode == 75 and "answers are safe, run the same command to go on" in said
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]
     done = subprocess.run(
         [*torchrun, *command(run_dir, "--parallel.data_replicas", "2")[2:]], capture_output=True, text=True, check=False
     )
