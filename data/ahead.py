@@ -11,7 +11,10 @@ given as the means to *open* it: every worker opens files of its own.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -56,8 +59,20 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
+def _end_with_the_parent() -> None:
+    """End this worker when the process that asked for it is gone, however that ended.
+
+    The fork server lives as long as a worker does, so torch's own watch over the server sees nothing.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker has a parent"
+    parent.join()
+    os._exit(1)
+
+
 def _start_worker(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the training process's to answer
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     torch.set_num_threads(1)
 
 
@@ -109,7 +124,11 @@ class Ahead(Generic[Value]):
                 self._values = iter(self._loader())
             try:
                 value = next(self._values)
-            except RuntimeError as error:  # of torch: a worker is gone
+            except (
+                RuntimeError,
+                OSError,
+                EOFError,
+            ) as error:  # torch's, or of a connection that ends: a worker is gone
                 self.close()
                 raise WorkerError(
                     f"a worker died while value {n} was awaited ({error}); was it ended, or short of memory?"

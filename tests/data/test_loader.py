@@ -24,6 +24,7 @@ from data.order import Order
 from data.shard_set import RawSample, ShardSet
 from data.shards import write_index
 from tests import distributed
+from tests.processes import children
 
 assert distributed  # its fork server has torch already, which workers then need not import
 ROOT = Path(__file__).parents[2]
@@ -259,9 +260,15 @@ def read_until_killed(script: Path, folder: Path, *, workers: int, given: str, l
     )  # fmt: skip
     assert process.stdout is not None
     found = [json.loads(process.stdout.readline()) for _ in range(lines)]
+    below = children(process.pid)
+    assert len(below) >= workers
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
+    deadline = time.monotonic() + 100
+    while any(Path(f"/proc/{pid}").exists() for pid in below):  # workers do not outlive it
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     return found
 
 
