@@ -252,13 +252,13 @@ def spoil_pictures(root: Path) -> None:
 def test_bad_pictures_are_counted_and_too_many_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     argv = EXAMPLES["coco"][0](tmp_path)
     spoil_pictures(tmp_path)
-    assert prepare.main([*argv, "--out", str(tmp_path / "out"), "--max-bad-share", "0.5"]) == 2
+    assert prepare.main([*argv, "--workers", "1", "--out", str(tmp_path / "out"), "--max-bad-share", "0.5"]) == 2
     error = capsys.readouterr().err
     assert "3 of 4 pictures cannot be used, more than --max-bad-share 0.5 allows: 1 x broken picture, first" in error
     assert "dataset_coco.json, images[1]: " in error and "000000000001.jpg cannot be decoded" in error
 
     common = ["--max-bad-share", "0.75", "--vocabulary", "0"]
-    assert prepare.main([*argv, "--out", str(tmp_path / "some"), *common]) == 0
+    assert prepare.main([*argv, "--workers", "1", "--out", str(tmp_path / "some"), *common]) == 0
     dataset = Dataset(tmp_path / "some")
     assert dataset.store.ids == ["1003"] and len(dataset.pairs("test")) == 5 and not len(dataset.pairs("train"))
     assert {reason: entry["count"] for reason, entry in dataset.info["left_out"].items()} == {
@@ -272,7 +272,7 @@ def test_a_picture_cannot_be_named_outside_of_its_folder(tmp_path: Path, capsys:
     argv = examples.folder(tmp_path)
     (tmp_path / "secret.jpg").write_bytes(examples.picture(1))
     replaced("pictures/metadata.csv", "2.png", "../secret.jpg")(tmp_path)
-    assert prepare.main([*argv, "--out", str(tmp_path / "out")]) == 2
+    assert prepare.main([*argv, "--workers", "1", "--out", str(tmp_path / "out")]) == 2
     assert "1 x picture outside of its folder" in capsys.readouterr().err
 
 
@@ -287,13 +287,13 @@ def test_a_picture_cannot_be_named_outside_of_its_folder(tmp_path: Path, capsys:
     ],
 )
 def test_options_are_checked(options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert prepare.main([*examples.atlas(tmp_path), "--out", str(tmp_path / "out"), *options]) == 2
+    assert prepare.main([*examples.atlas(tmp_path), "--workers", "1", "--out", str(tmp_path / "out"), *options]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_columns_that_make_nothing_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
-    argv = ["folder", "--table", str(tmp_path / "t.csv"), "--out", str(tmp_path / "out")]
+    argv = ["folder", "--table", str(tmp_path / "t.csv"), "--workers", "1", "--out", str(tmp_path / "out")]
     assert prepare.main(argv) == 2
     assert "t.csv has the columns a, b; none is a question" in capsys.readouterr().err
     assert prepare.main([*argv, "--column", "title=c"]) == 2
@@ -304,6 +304,6 @@ def test_columns_that_make_nothing_are_named(tmp_path: Path, capsys: pytest.Capt
 
 def test_questions_alone_ask_for_a_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     examples.atlas(tmp_path)
-    argv = ["atlas", "--train", str(tmp_path / "train.jsonl"), "--out", str(tmp_path / "out")]
+    argv = ["atlas", "--train", str(tmp_path / "train.jsonl"), "--workers", "1", "--out", str(tmp_path / "out")]
     assert prepare.main(argv) == 2
     assert "atlas brings no documents with these options; give --memory" in capsys.readouterr().err

@@ -72,7 +72,7 @@ def test_img2dataset_checks_the_parquet(tmp_path: Path, capsys: pytest.CaptureFi
     argv = examples.img2dataset(tmp_path)
     (tmp_path / "laion" / "00001.parquet").unlink()
     (tmp_path / "laion" / "00000.parquet").rename(tmp_path / "laion" / "00001.parquet")
-    assert prepare.main([*argv, "--out", str(tmp_path / "out")]) == 2
+    assert prepare.main([*argv, "--workers", "1", "--out", str(tmp_path / "out")]) == 2
     assert "00001.tar holds 1 samples, but 00001.parquet says that 2 downloads succeeded" in capsys.readouterr().err
 
 
@@ -122,7 +122,7 @@ def test_dpr_with_its_table(tmp_path: Path):
 def test_dpr_without_its_table_takes_each_context_once(tmp_path: Path):
     argv = examples.dpr(tmp_path)
     argv = ["dpr", *argv[argv.index("--train") :]]
-    assert prepare.main([*argv, "--out", str(tmp_path / "out"), "--vocabulary", "0"]) == 0
+    assert prepare.main([*argv, "--workers", "1", "--out", str(tmp_path / "out"), "--vocabulary", "0"]) == 0
     dataset = Dataset(tmp_path / "out")
     assert {d.id: (d.title, d.passage) for d in dataset.store.fetch(dataset.store.ids)} == {
         name: (title, text) for name, text, title in examples.PASSAGES
@@ -169,7 +169,7 @@ def test_questions_on_another_data_sets_documents(tmp_path: Path):
     assert len(dataset.questions("train")) == 3
     kilt = convert(tmp_path / "kilt", "kilt", "--passage-words", "4")
     argv = ["kilt", "--train", str(tmp_path / "kilt/source/nq-train-kilt.jsonl"), "--memory", str(kilt.directory)]
-    assert prepare.main([*argv, "--out", str(tmp_path / "again"), "--vocabulary", "0"]) == 0
+    assert prepare.main([*argv, "--workers", "1", "--out", str(tmp_path / "again"), "--vocabulary", "0"]) == 0
     sample = Dataset(tmp_path / "again").questions("train")[0]
     assert sample.gold == ("290#0", "290#1", "290#2")  # 12 words
 
@@ -190,7 +190,7 @@ def test_a_folder_with_questions_in_jsonl(tmp_path: Path):
     examples.write_lines(tmp_path / "t.jsonl", rows)
     wiki = convert(tmp_path / "wiki", "atlas")
     argv = ["folder", "--table", str(tmp_path / "t.jsonl"), "--column", "image=img", "--memory", str(wiki.directory)]
-    assert prepare.main([*argv, "--out", str(tmp_path / "o"), "--vocabulary", "0"]) == 0
+    assert prepare.main([*argv, "--workers", "1", "--out", str(tmp_path / "o"), "--vocabulary", "0"]) == 0
     (sample,) = Dataset(tmp_path / "o").questions("test")
     assert (sample.question, sample.answers, sample.kind) == ("which?", ("a", "b"), "picture")
     assert sample.image == (tmp_path / "x.jpg").read_bytes() and sample.meta == {
@@ -256,7 +256,17 @@ def test_datasets_reads_plain_files(kind: str, tmp_path: Path):
     else:
         getattr(table, f"to_{kind}")(folder / f"train.{kind}")
     wiki = convert(tmp_path / "wiki", "atlas")
-    argv = ["datasets", "--dataset", str(folder), "--memory", str(wiki.directory), "--out", str(tmp_path / "out")]
+    argv = [
+        "datasets",
+        "--dataset",
+        str(folder),
+        "--memory",
+        str(wiki.directory),
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert prepare.main([*argv, "--vocabulary", "0"]) == 0
     first, second = Dataset(tmp_path / "out").questions("train")
     assert (first.id, first.answers) == ("a", ("x", "y") if kind != "csv" else ("x",))
