@@ -47,16 +47,21 @@ from rag_mm.towers import DealtTowers, PipedTowers, Towers
 
 # What may differ between the parts of one run without changing its numbers.
 CHANGEABLE = (
-    "data.dir", "data.workers", "index.dir", "index.checkpoint", "index.batch_size", "index.keep_versions",
+    "data.dir", "data.cache_dir", "data.cache_gib", "data.workers", "index.dir", "index.checkpoint",
+    "index.batch_size", "index.keep_versions",
     "reader.vision", "train.threads", "data.max_bad_share",
 )  # fmt: skip
 
 
 class Trainer:
-    """One rank of a run."""
+    """One rank of a run.
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    Args:
+        roll_call: names the ranks that die, if there are several.
+    """
+
+    def __init__(self, config: Config, roll_call: RollCall | None = None) -> None:
+        self.config, self._roll_call = config, roll_call
         self.run_dir = Path(config.run_dir)
         self.mesh = Mesh(num_stages=config.parallel.pipeline_stages, num_replicas=config.parallel.data_replicas)
         self.console = Console(stderr=True, quiet=not self.mesh.is_first)
@@ -87,8 +92,6 @@ class Trainer:
         self.pipeline.release_other_stages()
         self.towers.release()
         self.optimizer = Optimizer(config.train, self.towers, self.pipeline, self.vision, self.mesh)
-        world = dist.group.WORLD
-        self._roll_call = RollCall(world, what="run") if self.mesh.size > 1 and world is not None else None
         self.saver = checkpoint.Saver(self.run_dir, self.mesh, config.checkpoint)
         self.window = Window()
         self.step = 0
@@ -204,7 +207,7 @@ class Trainer:
         tensors |= {f"retriever.{n}": t for n, t in self.towers.tensors_here().items()}
         return tensors | checkpoint.optimizer_tensors(self.optimizer.adamw, self.optimizer.names)
 
-    def save(self, *, wait: bool, limit_s: float | None = None) -> None:
+    def save(self, *, wait: bool = True, limit_s: float | None = None) -> None:
         """Begin to write a checkpoint of the current step; with ``wait``, it is there when this returns.
 
         Args:
@@ -237,16 +240,39 @@ class Trainer:
                 raise OSError(self.saver.problem)
         self._save_s = time.perf_counter() - started
 
+    def _save_with_metrics(self, writer: MetricsWriter | None, *, wait: bool, limit_s: float | None) -> None:
+        """Write a checkpoint once ``metrics.jsonl`` is durable: on resume it must not lack steps.
+
+        Raises:
+            OSError: with ``wait``, on every rank, if one of them could not be written.
+        """
+        problem = ""
+        if writer is not None:
+            try:
+                writer.sync()
+            except OSError as error:
+                problem = f"{writer.path}: {error}"
+        problem = self.mesh.broadcast(problem)
+        if problem and wait:
+            raise OSError(problem)
+        if problem:
+            self._say_unwritten(problem)
+        else:
+            self.save(wait=wait, limit_s=limit_s)
+
+    def _say_unwritten(self, problem: str) -> None:
+        steps = checkpoint.list_steps(self.run_dir)
+        last = f"the last one is of step {steps[-1]}" if steps else "there is none yet"
+        self._say(
+            f"A CHECKPOINT COULD NOT BE WRITTEN ({problem}); training goes on, {last}: make room "
+            f"at {self.run_dir} before it is interrupted"
+        )
+
     def _look_after_saving(self) -> None:
         """Publish the checkpoint that is being written when it is done, and say what went wrong."""
         self.saver.poll()
         if self.saver.problem:
-            steps = checkpoint.list_steps(self.run_dir)
-            last = f"the last one is of step {steps[-1]}" if steps else "there is none yet"
-            self._say(
-                f"A CHECKPOINT COULD NOT BE WRITTEN ({self.saver.problem}); training goes on, {last}: make room "
-                f"at {self.run_dir} before it is interrupted"
-            )
+            self._say_unwritten(self.saver.problem)
             self.saver.problem = None
 
     def run(self, interrupt: launch.Interrupt) -> int:
@@ -277,10 +303,8 @@ class Trainer:
                 complaint = next(filter(None, complaints), None)
                 stop = complaint is not None or (any(asked) and self.step < steps)
                 if stop or self.step == steps or (every and self.step % every == 0):
-                    if writer is not None:
-                        writer.sync()
                     limit_s = self.config.checkpoint.limit_s if stop else None
-                    self.save(wait=stop or self.step == steps, limit_s=limit_s)
+                    self._save_with_metrics(writer, wait=stop or self.step == steps, limit_s=limit_s)
                 if complaint is not None:
                     self._say(f"training stops after step {self.step}, which is safe: {complaint}")
                     return launch.EXIT_FAILED
@@ -298,7 +322,7 @@ class Trainer:
 
     def watched(self) -> contextlib.AbstractContextManager[None]:
         """Within it, the error of a lost connection names the rank that died."""
-        return contextlib.nullcontext() if self._roll_call is None else self._roll_call.names_the_dead()
+        return launch.watched(self._roll_call)
 
     def train_step(self) -> dict[str, Any]:
         """One step; gives its line of metrics."""
@@ -467,14 +491,22 @@ def main(argv: Sequence[str]) -> int:
             return launch.launch(argv, num_ranks=ranks)
     elif os.environ["RANK"] == "0":
         _check_before_start(config)
-    launch.join(timeout_s=config.parallel.timeout_s, threads=config.train.threads)
+    try:
+        roll_call = launch.join(timeout_s=config.parallel.timeout_s, threads=config.train.threads)
+    except LostRankError as error:
+        print(error, file=sys.stderr)
+        return launch.EXIT_FAILED
     first = not launch.is_rank() or os.environ["RANK"] == "0"
     with launch.Interrupt() as interrupt, contextlib.ExitStack() as held:
         try:
             if first:
                 held.enter_context(launch.only_one(Path(config.run_dir)))
-            trainer = Trainer(config)
-            trainer.resume()
+            with launch.watched(roll_call):
+                trainer = Trainer(config, roll_call)
+                trainer.resume()
+        except LostRankError as error:
+            print(f"rank {dist.get_rank()} stops: {error}", file=sys.stderr)
+            return launch.EXIT_FAILED
         except (ValueError, FileNotFoundError) as error:  # the user's; every rank finds the same
             if first:
                 fail(str(error))
