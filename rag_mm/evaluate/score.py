@@ -87,6 +87,12 @@ class ScoreConfig:
         if self.draws < 100:
             raise ValueError(f"--draws is {self.draws}; it must be at least 100")
 
+    def reference_paths(self) -> list[Path]:
+        """The reference files; a name that is a file is one, commas and all."""
+        if Path(self.references).exists():
+            return [Path(self.references)]
+        return [Path(path) for path in self.references.split(",") if path]
+
     def options(self) -> dict[str, Any]:
         """What is set of the options that belong to tasks."""
         names = ("row", "variant", "tokenizer", "ties", "split")
@@ -205,9 +211,8 @@ def task_table() -> Table:
 
 
 def _score(config: ScoreConfig, task: Task[Any, Any], predictions: str) -> Scores:
-    references = [Path(path) for path in config.references.split(",") if path]
     missing: Missing = config.missing
-    scores = task.score_files(Path(predictions), references, missing=missing)
+    scores = task.score_files(Path(predictions), config.reference_paths(), missing=missing)
     for note in scores.notes:
         print(f"{predictions}: {note}" if config.compare else note, file=sys.stderr)
     return scores
@@ -217,8 +222,8 @@ def _context(config: ScoreConfig, task: Task[Any, Any], scores: Scores) -> dict[
     return {
         "task": config.task,
         "predictions": config.predictions,
-        "references": config.references.split(","),
-        "sha256": {path: _sha256(path) for path in (config.predictions, *config.references.split(",")) if path},
+        "references": [str(path) for path in config.reference_paths()],
+        "sha256": {str(path): _sha256(path) for path in (Path(config.predictions), *config.reference_paths())},
         "num_examples": len(scores.ids),
         "num_units": len(set(scores.units)),
         "definitions": {metric.name: metric.definition for metric in scores.metrics},
@@ -231,8 +236,8 @@ def _context(config: ScoreConfig, task: Task[Any, Any], scores: Scores) -> dict[
     }
 
 
-def _sha256(path: str) -> str:
-    with open(path, "rb") as file:
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

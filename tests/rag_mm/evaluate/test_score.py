@@ -15,6 +15,7 @@ from rag_mm.evaluate import score
 from rag_mm.evaluate.tasks import registry
 from rag_mm.evaluate.tasks.task import Task
 from tests.rag_mm.evaluate.tasks.files import write
+from tests.rag_mm.evaluate.tasks.test_broken_files import FILES
 
 ROOT = Path(__file__).resolve().parents[3]
 Call = Callable[..., tuple[int, str, str]]
@@ -147,6 +148,31 @@ def test_a_bad_line_is_named(call: Call, files: list[str], tmp_path: Path) -> No
     bad = write(tmp_path / "bad.jsonl", '{"id": 1, "answer": "x"}\n{"id": 2, "answer": ["x"]}\n')
     status, _, err = call(*files[:3], bad, *files[4:])
     assert status == 2 and f"{bad}:2: field answer is ['x']; it must be text" in err
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_task_from_its_own_files(call: Call, tmp_path: Path, name: str) -> None:
+    """Fractions, ranks of image-text pools, or CIDEr-D; nothing else is in the object."""
+    first, predictions, second, references = FILES[name]
+    paths = write(tmp_path / first, predictions), write(tmp_path / second, references)
+    arguments = ["--task", name, "--predictions", paths[0], "--references", paths[1], "--json", "-"]
+    status, out, _ = call(*arguments, "--intervals", "--compare", paths[0], "--draws", "100")
+    found = json.loads(out)
+    intervals, comparison = found.pop("intervals"), found.pop("comparison")
+    assert status == 0 and found and set(comparison) == set(intervals) <= set(found)
+    for metric, value in found.items():
+        assert 0 <= value <= (10 if "rank" in metric or "cider" in metric else 1), metric
+    for metric, (low, high) in intervals.items():
+        assert low <= high and comparison[metric]["difference"] == 0 and comparison[metric]["p"] == 1
+
+
+def test_references_in_two_files_and_a_name_with_a_comma(call: Call, tmp_path: Path) -> None:
+    gold = [write(tmp_path / f"r{i}.jsonl", [{"id": i, "answers": ["x"]}]) for i in (1, 2)]
+    predictions = write(tmp_path / "p.json", {"1": "x", "2": "y"})
+    arguments = ["--task", "qa", "--predictions", predictions, "--json", "-", "--references"]
+    assert json.loads(call(*arguments, f"{gold[0]},{gold[1]}")[1])["em"] == 0.5
+    comma = write(tmp_path / "a,b.jsonl", [{"id": 1, "answers": ["x"]}])
+    assert json.loads(call(*arguments, comma)[1])["em"] == 1.0
 
 
 def test_short_names_of_caption_metrics(call: Call, tmp_path: Path) -> None:
