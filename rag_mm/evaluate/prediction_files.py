@@ -1,8 +1,8 @@
 """Files that people bring, read record by record, so that a mistake is named by file, line and field.
 
 JSON arrays, and arrays inside one JSON object, are walked element by element with the position of each, because "line
-12034, field answer" can be mended and "list indices must be integers" cannot. The whole text is held in memory: the
-largest file in use here, VQA's validation annotations, has 800 MB and takes about 5 GB; everything else is far smaller.
+12034, field answer" can be mended and "list indices must be integers" cannot. The whole text is held in memory and
+parsed: annotations of the size of VQA's validation set (214,354 questions, 170 MB) take 1.3 GB.
 """
 
 from __future__ import annotations

@@ -63,8 +63,7 @@ def cider_d(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]
         grams = [ngrams(candidate, n) for n in range(1, MAX_N + 1)]
         mine = [vector(counts) for counts in grams]
         for caption in image:
-            # length is counted in bigrams, one less than tokens: the difference is the same but for empty captions
-            delta = grams[1].total() - caption[1].total()
+            delta = grams[0].total() - caption[0].total()
             penalty = math.exp(-(delta**2) / (2 * SIGMA**2))
             total += penalty * sum(_cosine(a, vector(counts)) for a, counts in zip(mine, caption, strict=True))
         scores.append(10 * total / MAX_N / len(image))

@@ -81,7 +81,6 @@ def test_cider_length_penalty_by_hand() -> None:
     """
     candidates = [["w", "w", "w"], ["q"]]
     references = [[["w"]], [["q"]]]
-    # lengths are counted in bigrams: 2 and 0
     assert cider_d(candidates, references)[0] == pytest.approx(10 / 4 * (1 / 3) * math.exp(-(2**2) / 72))
 
 
