@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +29,7 @@ from data.shard_set import RawSample, ShardSet
 from data.tokenizers import load_tokenizer
 
 SPLITS = ("train", "dev", "test")
-KEPT = 16384  # samples of a split that are kept parsed
+KEPT, KEPT_BYTES = 16384, 256 << 20  # samples of a split that are kept parsed, and their bytes in the shards
 TOGETHER = 256  # samples that are read together when all are asked for
 
 
@@ -68,12 +69,13 @@ class _Part:
 
 
 class Read(NamedTuple, Generic[Item]):
-    """A sample, and what is known of it beside: why it is broken, or None."""
+    """A sample, and what is known of it beside: why it is broken, or None; and its bytes in the shard."""
 
     item: Item
     problem: str | None
     key: str
     shard: Path
+    num_bytes: int
 
 
 class SplitView(Generic[Item]):
@@ -91,6 +93,7 @@ class SplitView(Generic[Item]):
         self._positions = positions
         self._item_type: type[Item] = item_type
         self._kept: OrderedDict[int, Read[Item]] = OrderedDict()
+        self._kept_bytes = 0
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -115,10 +118,12 @@ class SplitView(Generic[Item]):
         reads = [found[i] if i in found else self._kept[i] for i in wanted]
         for i, read in zip(wanted, reads, strict=True):
             self.bad.record(i, read.problem, key=read.key, shard=read.shard)
-            self._kept[i] = read
+            if i not in self._kept:
+                self._kept[i] = read
+                self._kept_bytes += read.num_bytes
             self._kept.move_to_end(i)
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+        while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
+            self._kept_bytes -= self._kept.popitem(last=False)[1].num_bytes
         return reads
 
     def will_need(self, places: range) -> None:
@@ -136,7 +141,8 @@ class SplitView(Generic[Item]):
 
     def _parsed(self, raw: RawSample) -> Read[Item]:
         item, problem = self._parse(raw)
-        return Read(self._broken(raw.key) if item is None else item, problem, raw.key, raw.shard)
+        num_bytes = sum(map(len, raw.members.values()))
+        return Read(self._broken(raw.key) if item is None else item, problem, raw.key, raw.shard, num_bytes)
 
     def _parse(self, raw: RawSample) -> tuple[Item | None, str | None]:
         """The sample, or None and why it is broken."""
@@ -185,8 +191,8 @@ class Dataset:
         """The data set that ``config`` names (or the one in ``directory``, with its own documents)."""
         return cls(
             directory or config.dir, config.fold, documents="" if directory else config.documents,
-            at_edit=config.at_edit, cache_dir=config.cache_dir, cache_bytes=int(config.cache_gib * 2**30),
-            tokenizer=config.tokenizer,
+            at_edit=None if directory else config.at_edit, cache_dir=config.cache_dir,
+            cache_bytes=int(config.cache_gib * 2**30), tokenizer=config.tokenizer,
         )  # fmt: skip
 
     def __init__(
@@ -257,22 +263,29 @@ class Dataset:
         for start in range(0, len(ids), 1024):
             yield from (document.fields for document in self.store.fetch(ids[start : start + 1024]))
 
-    def check_documents(self) -> None:
+    def check_documents(self, memory: DocumentStore | None = None) -> None:
         """Whether every document that training names is in the store.
 
         Converted data was checked when it was made, so it is read only if the store was edited since, or is another.
 
+        Args:
+            memory: the store of another data set, whose run reads the questions of this one (and not its pairs).
+
         Raises:
             ValueError: names the first question or pair with a document that is not there.
         """
-        if "made_by" in self.info and not self.store.num_edits and not self._has_other_documents:
+        store = self.store if memory is None else memory
+        same = store.fingerprint == self.store.fingerprint and not self._has_other_documents
+        if "made_by" in self.info and same and not store.num_edits:
             return
-        for item in (*self.questions("train"), *self.pairs("train")):
+        pairs = self.pairs("train") if memory is None else ()
+        for item in itertools.chain[Sample | Pair](self.questions("train"), pairs):
             subject = [item.subject] if isinstance(item, Sample) and item.weight and item.subject else []
-            for name in (*item.gold, *subject):
-                if name not in self.store:
+            for name in (*item.gold, *item.hard_negatives, *subject):
+                if name not in store:
                     raise ValueError(
-                        f"{item.id} of {self.directory} names document {name!r}, which is not in the store"
+                        f"{item.id} of {self.directory} names document {name!r}, which is not in the store "
+                        f"{store.folder}"
                     )
 
     def check_subjects(self) -> None:

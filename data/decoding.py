@@ -15,10 +15,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from data.image_formats import EXTENSIONS
+from data.image_formats import MAX_BYTES as MAX_IMAGE_BYTES
 from data.shard_set import RawSample
 
 MAX_TEXT_BYTES = 16 << 20
-MAX_IMAGE_BYTES = 64 << 20
 PICKLES = frozenset({"pkl", "pickle", "pyd", "pth", "pt", "ten", "joblib"})  # those that webdataset would unpickle, too
 
 
@@ -115,6 +116,5 @@ def decode_image(data: bytes) -> Any:
 
 
 DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "txt": decode_text, "json": decode_json, "cls": decode_class, "jpg": decode_image, "jpeg": decode_image,
-    "png": decode_image, "webp": decode_image,
+    "txt": decode_text, "json": decode_json, "cls": decode_class, **dict.fromkeys(EXTENSIONS, decode_image),
 }  # fmt: skip

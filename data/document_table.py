@@ -192,7 +192,7 @@ def build_table(indices: Sequence[ShardIndex], *, times: bool = True) -> Documen
     parts = [_documents(index, left_out) for index in indices]
     counts = [len(part["starts"]) for part in parts]
     if sum(counts) >= 1 << 32:
-        raise ValueError(f"a store holds at most {1 << 32} documents; these shards hold {sum(counts)}")
+        raise ValueError(f"a store holds at most {(1 << 32) - 1} documents; these shards hold {sum(counts)}")
     whole = {name: numpy.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
     order = numpy.argsort(whole["hashes"], kind="stable").astype(numpy.uint32)
     arrays = {

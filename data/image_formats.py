@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MAX_PIXELS = 4096 * 4096  # larger pictures are not decoded
+MAX_BYTES = 64 << 20  # nor are those of more bytes
 # Some of Pillow's others call programs (EPS: Ghostscript) or are hardly ever used.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 

@@ -2,7 +2,7 @@
 
 Emoji are drawn on a transparent canvas with margins that differ between fonts, so the fully transparent
 border is trimmed before the picture is resized: the two renderings of one flag then line up, at the cost of
-its aspect ratio. Transparency is composited on white. Nothing larger than ``MAX_PIXELS`` is decoded.
+its aspect ratio. Transparency is composited on white. Nothing larger than ``MAX_PIXELS`` or ``MAX_BYTES`` is decoded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from data import transforms
-from data.image_formats import FORMATS, MAX_PIXELS
+from data.image_formats import FORMATS, MAX_BYTES, MAX_PIXELS
 
 
 def decode(png: bytes, size: int, *, transform: str = transforms.SQUARE) -> torch.Tensor:
@@ -62,7 +62,9 @@ class ImageError(ValueError):
 
 
 def load_rgba(data: bytes) -> Image.Image:
-    """Decode a picture as RGBA; ImageError if it is broken or has more than MAX_PIXELS pixels."""
+    """Decode a picture as RGBA; ImageError if it is broken or has more than MAX_PIXELS pixels or MAX_BYTES bytes."""
+    if len(data) > MAX_BYTES:
+        raise ImageError(f"more than {MAX_BYTES >> 20} MiB", f"{len(data)} bytes")
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height <= MAX_PIXELS:

@@ -52,22 +52,26 @@ class MixedView:
 
 
 def mixed_datasets(config: DataConfig, dataset: Dataset) -> dict[str, Dataset]:
-    """The data sets that ``data.mixture`` names, by name; empty without one.
+    """The data sets that ``data.mixture`` names, by name; empty without one."""
+    return {name: dataset if name == config.dir else Dataset.of(config, directory=name) for name in config.mixture}
+
+
+def check_mixed(mixed: Mapping[str, Dataset], dataset: Dataset) -> None:
+    """Whether the memory, which is that of ``dataset``, holds all documents that the mixed questions name.
 
     Raises:
-        ValueError: if a question asks about a document that the memory does not hold.
+        ValueError: names the data set and the document.
     """
-    others = {}
-    for name in config.mixture:
-        same = name == config.dir
-        others[name] = dataset if same else Dataset.of(config, directory=name)
-        for document in [] if same else others[name].asked_documents():
+    for name, other in mixed.items():
+        if other is dataset:
+            continue
+        for document in other.asked_documents():
             if document not in dataset.store:
                 raise ValueError(
                     f"data.mixture names {name!r}, whose questions ask about document {document!r}; the memory is that "
-                    f"of {config.dir} and does not hold it"
+                    f"of {dataset.directory} and does not hold it"
                 )
-    return others
+        other.check_documents(dataset.store)
 
 
 def training_questions(dataset: Dataset, mixed: Mapping[str, Dataset]) -> QuestionSet | MixedView:

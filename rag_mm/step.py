@@ -27,7 +27,7 @@ from torch import Tensor
 from data.ahead import Ahead
 from data.dataset import Dataset, Pair, Sample, digest
 from data.document_store import Document
-from data.mixed_view import mixed_datasets, training_questions
+from data.mixed_view import check_mixed, mixed_datasets, training_questions
 from pipeline import BlockProgram, Pipeline, keyed
 from rag_mm import objectives
 from rag_mm.batch import Collator, training_answers
@@ -94,8 +94,10 @@ class JointStep:
                 f"{config.train.pairs!r}; use other pairs or set objectives.contrastive and train.retriever_share to 0"
             )
         dataset.check_documents()
+        check_mixed(mixed, dataset)
         if config.train.documents == "gold":
-            dataset.check_subjects()
+            for one in mixed.values() or [dataset]:
+                one.check_subjects()
         values = field_values(fields for fields in dataset.fields_of(asked if dataset.fields else []))
         self.values = values if values.keys() & set(dataset.fields) else {}  # passages cannot be renamed
         self.streams = Streams(

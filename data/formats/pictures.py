@@ -14,9 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from data.image_formats import FORMATS, MAX_PIXELS, extension_of
-
-MAX_BYTES = 256 << 20
+from data.image_formats import FORMATS, MAX_BYTES, MAX_PIXELS, extension_of
 
 
 @dataclass(frozen=True)

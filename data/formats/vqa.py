@@ -10,6 +10,7 @@ which serves a run that reads nothing (``train.documents none``).
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -83,7 +84,8 @@ class Vqa(Format):
                         found = hash_of(row.id("image_id"))
                         if found not in known:
                             known.add(found)
-                            out.write(f'{{"split": "{split}", "image_id": "{row.id("image_id")}"}}\n')
+                            first = {"split": split, "image_id": row.id("image_id")}
+                            out.write(json.dumps(first, ensure_ascii=False) + "\n")
         temporary.replace(target)
 
     def pieces(self, work: Work) -> list[Piece]:

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy
 
 from data.formats.format import Piece, Report
-from data.formats.id_tables import MemoryIds, hashes_of
+from data.formats.id_tables import MemoryIds, hash_of, hashes_of
 from data.formats.pieces import Job
 from data.sample_ids import from_key
+from data.shard_index import SUFFIX
 from data.shard_set import ShardSet
 
 
@@ -61,19 +62,21 @@ def borrow_documents(memory: Path, job: Job) -> None:
     target = job.folder / "documents"
     target.mkdir(exist_ok=True)
     for file in sorted((memory / "documents").iterdir()):
-        if not file.name.startswith("shard-") or (target / file.name).exists():
+        if not file.name.endswith((".tar", SUFFIX)) or (target / file.name).exists():
             continue
         try:
             os.link(file, target / file.name)
         except OSError:
-            temporary = target / f"{file.name}.tmp"
+            temporary = target / f"shard-{file.name}.tmp"  # which `finish` removes if this is killed
             shutil.copy2(file, temporary)
             os.replace(temporary, target / file.name)
     cut = memory / "passages.jsonl"
     if cut.exists():
         shutil.copyfile(cut, job.state / "borrowed.passages")
-        rows = [json.loads(line) for line in cut.open(encoding="utf-8")]
-        MemoryIds.write(job.state, hashes_of(row["id"] for row in rows), numpy.array([row["passages"] for row in rows]))
+        with cut.open(encoding="utf-8") as file:
+            rows = ((hash_of(row["id"]), row["passages"]) for row in map(json.loads, file))
+            found = numpy.fromiter(rows, numpy.dtype([("hash", numpy.uint64), ("count", numpy.int64)]))
+        MemoryIds.write(job.state, found["hash"], found["count"])
     else:
         hashes = hashes_of(map(from_key, ShardSet(target).keys()))
         MemoryIds.write(job.state, hashes, numpy.zeros(len(hashes)))

@@ -1,11 +1,12 @@
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from data import shards
+from data import dataset as dataset_module
+from data import images
 from data.dataset import SPLITS, Dataset, digest
+from tests.data.small_datasets import question, write_dataset
 
 
 def test_splits_are_a_partition_of_all_questions_in_every_fold(factbook_dir: Path):
@@ -66,37 +67,48 @@ def test_wrong_fold_and_split(factbook_dir: Path, factbook: Dataset):
         factbook.questions("valid")
 
 
-def test_broken_samples_keep_their_place_with_weight_0_and_are_counted(tmp_path: Path):
-    good = {"question": "q?", "answers": ["a"], "kind": "name", "field": "f", "country": "c", "gold": ["c"]}
-    body = json.dumps(good).encode()
+def test_broken_samples_keep_their_place_with_weight_0_and_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(images, "MAX_BYTES", 1 << 20)
+    body = question()
     question_samples = [
-        ("s0", {"json": body}),
-        ("s1", {"json": body, "png": b"no picture"}),
+        ("s0", body),
+        ("s1", {**body, "png": b"no picture"}),
         ("s2", {"json": b"{"}),
-        ("s3", {"json": json.dumps({**good, "answers": []}).encode()}),
-        ("s4", {"json": json.dumps({**good, "kind": "picture"}).encode()}),
-        ("s5", {"json": body}),
+        ("s3", question(answers=[])),
+        ("s4", question(kind="picture")),
+        ("s5", body),
+        ("s6", {**body, "png": bytes((1 << 20) + 1)}),
     ]
-    shards.write_shards(tmp_path / "questions", question_samples)
-    pair = json.dumps({"text": "", "gold": ["c"]}).encode()
-    shards.write_shards(tmp_path / "pairs", [("p", {"json": pair, "png": b"x"})])
-    document = json.dumps({"title": "C", "fields": {"f": "a"}}).encode()
-    shards.write_shards(tmp_path / "documents", [("c", {"json": document})])
-    (tmp_path / "questions" / "entities.json").write_text(json.dumps([None] * 6))
-    (tmp_path / "pairs" / "entities.json").write_text("[null]")
-    (tmp_path / "splits.json").write_text(json.dumps({"folds": [{"dev": [], "test": []}]}))
-    (tmp_path / "dataset.json").write_text(json.dumps({"fields": ["f"], "fingerprint": "x"}))
-    dataset = Dataset(tmp_path)
+    dataset = Dataset(write_dataset(tmp_path, question_samples))
     train = dataset.questions("train")
     for _ in range(2):
-        assert [sample.weight for sample in train] == [1, 0, 0, 0, 0, 1]
-    assert [sample.id for sample in train] == ["s0", "s1", "s2", "s3", "s4", "s5"]
+        assert [sample.weight for sample in train] == [1, 0, 0, 0, 0, 1, 0]
+    assert [sample.id for sample in train] == ["s0", "s1", "s2", "s3", "s4", "s5", "s6"]
     assert train.bad_samples == {
         "not an image": 1,
         "json: malformed": 1,
         "malformed json: ValueError": 1,
+        "more than 1 MiB": 1,
     }
     assert dataset.pairs("train")[0].weight == 0
+
+
+def test_what_is_kept_is_bounded_in_bytes_and_read_again_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = write_dataset(tmp_path, [(f"s{i}", question(question="?" * (10 * i))) for i in range(40)])
+    expected = list(Dataset(folder).questions("train"))
+    monkeypatch.setattr(dataset_module, "KEPT_BYTES", 2000)
+    view = Dataset(folder).questions("train")
+    for places in (range(40), [39, 39, 3], range(0, 40, 7), [39], range(39, -1, -1)):
+        assert view.read(places) == [expected[i] for i in places]
+        assert 0 < sum(read.num_bytes for read in view._kept.values()) == view._kept_bytes <= 2000
+
+
+def test_a_document_that_training_names_and_the_store_lacks_is_named_before_the_first_step(tmp_path: Path):
+    whole = write_dataset(tmp_path / "whole", [("s0", question(hard_negatives=["d"]))], documents=["c", "d"])
+    Dataset(whole).check_documents()
+    Dataset(whole).store.delete("d")
+    with pytest.raises(ValueError, match=r"s0 of .*whole names document 'd', which is not in the store .*documents"):
+        Dataset(whole).check_documents()
 
 
 def test_an_edit_changes_the_document_but_not_the_data_fingerprint(factbook_dir: Path, tmp_path: Path):

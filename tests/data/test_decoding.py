@@ -13,6 +13,7 @@ from PIL import Image
 
 from data import decoding
 from data.decoding import decode
+from data.image_formats import EXTENSIONS
 from data.shard_set import RawSample
 
 
@@ -123,3 +124,10 @@ def test_damaged_pictures_never_raise(kind: str, flips: list[tuple[int, int]], c
 def test_random_bytes_never_raise(extension: str, data: bytes):
     decoded = decode(sample(**{extension: data}))
     assert (decoded.problem is None) == (extension in decoded.values)
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS)
+def test_every_picture_that_a_sample_may_hold_has_a_decoder(extension: str):
+    kind = {"jpg": "JPEG", "tif": "TIFF"}.get(extension, extension.upper())
+    decoded = decode(sample(**{extension: encoded(kind)}))
+    assert decoded.problem is None and decoded.values[extension].mode == "RGBA"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,26 @@ def test_img2dataset_checks_the_parquet(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "laion" / "00000.parquet").rename(tmp_path / "laion" / "00001.parquet")
     assert prepare.main([*argv, "--workers", "1", "--out", str(tmp_path / "out")]) == 2
     assert "00001.tar holds 1 samples, but 00001.parquet says that 2 downloads succeeded" in capsys.readouterr().err
+
+
+def test_a_sparse_picture_is_not_unfolded(tmp_path: Path):
+    argv = examples.img2dataset(tmp_path)
+    tar = tmp_path / "laion" / "00001.tar"
+    with tarfile.open(tar) as archive:
+        members = {m.name: archive.extractfile(m).read() for m in archive}  # type: ignore[union-attr]
+    with tarfile.open(tar, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            if name.endswith(".jpg"):  # one byte at the end of 2 GiB
+                data = f"1\n{2**31 - 1}\n1\n".encode().ljust(512, b"\0") + b"x"
+                info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": name}
+                info.pax_headers["GNU.sparse.realsize"] = str(2**31)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    common = ["--workers", "1", "--vocabulary", "0", "--max-bad-share", "0.5"]
+    assert prepare.main([*argv, "--out", str(tmp_path / "out"), *common]) == 0
+    dataset = Dataset(tmp_path / "out")
+    assert dataset.info["left_out"]["missing picture"]["count"] == 1 and len(dataset.store) == 2
 
 
 def test_kilt_pages_and_provenance(tmp_path: Path):
@@ -167,6 +189,10 @@ def test_questions_on_another_data_sets_documents(tmp_path: Path):
     dataset = convert(tmp_path / "vqa", "vqa", "--memory", str(dpr.directory))
     assert dataset.store.fingerprint == dpr.store.fingerprint and dataset.info["memory_of"] == dpr.fingerprint
     assert len(dataset.questions("train")) == 3
+    for file in sorted((dpr.directory / "documents").glob("shard-*")):  # a folder by hand may call its tars otherwise
+        file.rename(file.with_name(file.name.replace("shard-", "passages-")))
+    again = convert(tmp_path / "vqa again", "vqa", "--memory", str(dpr.directory))
+    assert again.store.fingerprint == dpr.store.fingerprint
     kilt = convert(tmp_path / "kilt", "kilt", "--passage-words", "4")
     argv = ["kilt", "--train", str(tmp_path / "kilt/source/nq-train-kilt.jsonl"), "--memory", str(kilt.directory)]
     assert prepare.main([*argv, "--workers", "1", "--out", str(tmp_path / "again"), "--vocabulary", "0"]) == 0
