@@ -17,10 +17,11 @@ come after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from data.ahead import Ahead, WorkerError
 from data.announcing import Announcer
@@ -79,6 +80,10 @@ class Batch(Generic[Item]):
     weights: numpy.ndarray
     problems: dict[int, str]
     after: Cursor
+
+    def pin_memory(self) -> Batch[Item]:
+        """The same with the items' tensors in pinned memory; torch's loader asks for it where there is a GPU."""
+        return replace(self, items=pin_memory(self.items))
 
 
 class _Fetch(Generic[Item]):

@@ -87,21 +87,16 @@ class Mixture:
     """The endless stream over several sources; positions count through the sources laid end to end.
 
     Attributes:
-        names: of the sources.
         orders: of each source.
         parts: share of each source, summing to 1.
     """
 
-    names: tuple[str, ...]
     orders: tuple[Order, ...]
     parts: tuple[Fraction, ...]
 
     def __post_init__(self) -> None:
-        if not len(self.names) == len(self.orders) == len(self.parts):
-            raise ValueError(
-                f"{len(self.names)} names, {len(self.orders)} orders and {len(self.parts)} shares; "
-                "one of each is needed for every source"
-            )
+        if len(self.orders) != len(self.parts):
+            raise ValueError(f"{len(self.orders)} orders and {len(self.parts)} shares; every source needs one of each")
         if sum(self.parts) != 1 or min(self.parts) <= 0:
             raise ValueError(f"the shares {', '.join(map(str, self.parts))} must be above 0 and sum to 1")
 
@@ -113,10 +108,7 @@ class Mixture:
     @property
     def name(self) -> str:
         """What decides the order, as text: equal names, equal streams."""
-        return "; ".join(
-            f"{name} {part} of {order.name}"
-            for name, part, order in zip(self.names, self.parts, self.orders, strict=True)
-        )
+        return "; ".join(f"{part} of {order.name}" for part, order in zip(self.parts, self.orders, strict=True))
 
     def counts(self, place: int) -> list[int]:
         """How many of the first ``place`` samples each source has given."""

@@ -4,12 +4,13 @@ The reader pads with id 0, begins answers with a token of their own, and ends an
 that is a token of its own, so that the end of an answer can be copied from a document. A tokenizer that was trained
 on the data set (`data.vocabulary`) has all that. Others miss some of it: BERT's drop newlines, GPT-2's have no padding,
 and few pad with 0. What is missing is added at the end of the vocabulary, and the ids 0 and that of the padding are
-swapped; both are said. Weights that were trained with a tokenizer know nothing of the swap, so such an embedding table
-would have to be swapped likewise.
+swapped; a warning says both. Weights that were trained with a tokenizer know nothing of the swap, so such an embedding
+table would have to be swapped likewise.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,11 @@ def load_tokenizer(folder: str | Path) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"data.tokenizer is {str(folder)!r}, which holds no tokenizer: {error}") from None
-    return tokenizer if fits(tokenizer) else FittedTokenizer(tokenizer)
+    if fits(tokenizer):
+        return tokenizer
+    fitted = FittedTokenizer(tokenizer)
+    warnings.warn(f"data.tokenizer is {str(folder)!r}, which is used with changes: {fitted.changes}", stacklevel=2)
+    return fitted
 
 
 def fits(tokenizer: Any) -> bool:
@@ -81,6 +86,12 @@ class FittedTokenizer:
             raise ValueError(f"{tokenizer.name_or_path} does not keep newlines apart even if they are added to it")
         self._pad = tokenizer.pad_token_id
         self.bos_token_id = self._swap(tokenizer.bos_token_id)
+
+    @property
+    def changes(self) -> str:
+        """What was changed, in words."""
+        added = [f"added to its {len(self)} entries: {', '.join(map(repr, self.added))}"] if self.added else []
+        return "; ".join([*added, *([f"ids 0 and {self._pad} are swapped"] if self._pad else [])])
 
     def _swap(self, token: int) -> int:
         return self._pad if token == 0 else 0 if token == self._pad else token

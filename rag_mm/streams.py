@@ -61,7 +61,7 @@ class Streams:
                         Order(mixed[folder][1], mixed[folder][0], source_seed, **how)
                         for folder, source_seed in zip(parts, seeds, strict=True)
                     )
-                    source = Mixture(tuple(parts), orders, tuple(parts.values()))
+                    source = Mixture(orders, tuple(parts.values()))
                 self.batches[name] = Batches(source, batch_size, data.tail)
         self._origin: dict[Name, tuple[int, int]] = dict.fromkeys(sizes, (0, 0))  # a step, and its batch
 

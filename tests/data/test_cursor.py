@@ -103,7 +103,7 @@ def test_a_cursor_that_does_not_add_up_is_refused():
 
 
 def test_wrong_settings_are_named():
-    mixed = Mixture(("a",), (Order(9, "a", 0),), (Fraction(1),))
+    mixed = Mixture((Order(9, "a", 0),), (Fraction(1),))
     for wrong, said in (
         (lambda: batches(9, 0), "batch_size is 0"),
         (lambda: batches(9, 2, "cut"), "allowed are wrap, pad and drop"),  # type: ignore[arg-type]

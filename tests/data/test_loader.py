@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data._utils import pin_memory as torch_pinning
 
 from data.ahead import Ahead
 from data.cursor import Batches, Cursor, Tail
@@ -174,6 +176,20 @@ def test_bad_samples_keep_their_slot_with_weight_0(folder: Path):
             assert batch.items[row] == (position if good else None)
             assert batch.weights[row] == (slots.weights[row] if good else 0)
             assert batch.problems.get(row) == (None if good else "even")
+
+
+def test_tensors_of_items_are_pinned_when_torch_asks(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """As torch's loader does where there is a GPU; whether a tensor could be pinned is not asked here."""
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: pinned.append(tensor) or tensor)
+    loader = Loader(
+        functools.partial(ShardSet, folder), Batches(order(29), 4),
+        decode=lambda s: {"number": torch.tensor(number(s)), "key": s.key},
+    )  # fmt: skip
+    batch = next(iter(loader))
+    again = torch_pinning.pin_memory(batch)
+    assert [int(t) for t in pinned] == [item["number"] for item in batch.items]
+    assert again.keys == batch.keys and again.after == batch.after and again.items == batch.items
 
 
 def test_a_mistake_of_the_program_is_no_bad_sample(folder: Path):
