@@ -31,7 +31,7 @@ class TrainConfig:
         retriever_learning_rate: peak rate of the retriever.
         joint_retriever_scale: factor on the retriever's rate once the reader trains; 0 freezes it.
         warmup_steps: steps over which a rate rises from 0, counted from where that part starts.
-        weight_decay: of matrices; vectors and scalars have none.
+        weight_decay: of the reader's matrices; its vectors and scalars, and the retriever, have none.
         clip_norm: largest global gradient norm over stages, replicas and towers.
         distill_share: share of the reader's steps, the first ones, in which pdist and emdr2 do not count yet: a
             reader that cannot read finds all documents equally good, and would teach the retriever so.

@@ -2,7 +2,8 @@
 
 Rates: the retriever warms up from step 0 and stays at its peak; from where the reader joins on it is scaled
 (0 freezes it). The reader warms up from there. Both hold their peak and decay to zero over the last 40 % of
-the joint steps: reading is learned in a sudden step that a small rate delays. Weight decay is for matrices.
+the joint steps: reading is learned in a sudden step that a small rate delays. Weight decay is for the reader's
+matrices.
 """
 
 from __future__ import annotations

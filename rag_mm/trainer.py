@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import yaml
 from rich.console import Console
 
 from data.ahead import WorkerError
@@ -42,15 +41,9 @@ from rag_mm.optimizer import Optimizer, rates
 from rag_mm.planning import kept_plan, make_towers_plan, plan_reader
 from rag_mm.proof import ProofError, prove
 from rag_mm.role import Role
+from rag_mm.same_run import check_same_run
 from rag_mm.step import BatchMismatchError, JointStep
 from rag_mm.towers import DealtTowers, PipedTowers, Towers
-
-# What may differ between the parts of one run without changing its numbers.
-CHANGEABLE = (
-    "data.dir", "data.cache_dir", "data.cache_gib", "data.workers", "index.dir", "index.checkpoint",
-    "index.batch_size", "index.keep_versions",
-    "reader.vision", "train.threads", "data.max_bad_share",
-)  # fmt: skip
 
 
 class Trainer:
@@ -416,8 +409,8 @@ class Trainer:
         last = f"the last checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint"
         self._say(
             f"training stops: {self.bad_steps.in_a_row} steps in a row were not taken (train.max_bad_steps); {last}. "
-            f"{self.run_dir / BAD_STEPS} names reasons and samples: look at those samples, lower train.learning_rate "
-            "or train.retriever_learning_rate in a new --run-dir, or raise train.spike_sigma"
+            f"{self.run_dir / BAD_STEPS} names reasons and samples: look at those samples, then lower "
+            "train.learning_rate or train.retriever_learning_rate, or raise train.spike_sigma, in a new --run-dir"
         )
 
     def _say_end(self) -> None:
@@ -437,42 +430,6 @@ class Trainer:
                 self._say(line)
         if self.bad_steps.total:
             self._say(f"{self.bad_steps.total} steps were not taken; {self.run_dir / BAD_STEPS} says why")
-
-
-def check_same_run(config: Config, dataset: Dataset, state: dict[str, Any]) -> list[str]:
-    """Whether this configuration may go on with a checkpoint; gives what has to be said about it.
-
-    Raises:
-        ValueError: names the first field whose change would make it another run.
-    """
-    if state["data_fingerprint"] != dataset.fingerprint:
-        raise ValueError(
-            f"{config.run_dir} was trained on other data ({state['data_fingerprint'][:12]}) than {config.data.dir} "
-            f"({dataset.fingerprint[:12]}); use another --run-dir"
-        )
-    said = []
-    if state["store_edits"] != dataset.store.num_edits:
-        said.append(
-            f"the document store has {dataset.store.num_edits} edits, {state['store_edits']} when the checkpoint was "
-            "written: from here on the run reads other documents"
-        )
-    old, new = yaml.safe_load(state["config"]), yaml.safe_load(dump(config))
-    defaults = yaml.safe_load(dump(Config()))  # of fields that did not exist when the run began
-    for section in ("data", "retriever", "index", "reader", "objectives", "train"):
-        for name, value in new[section].items():
-            before = old[section].get(name, defaults[section][name])
-            if before == value or f"{section}.{name}" in CHANGEABLE:
-                continue
-            if f"{section}.{name}" == "train.steps":
-                said.append(
-                    f"train.steps was {before} and is {value}: rates and phases depend on it, so they jump here"
-                )
-                continue
-            raise ValueError(
-                f"{section}.{name} is {value!r}, but {config.run_dir} was started with {before!r}; "
-                "use the same value or another --run-dir"
-            )
-    return said
 
 
 def main(argv: Sequence[str]) -> int:

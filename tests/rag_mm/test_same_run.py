@@ -13,7 +13,7 @@ from data.command_line import dump
 from data.config import DataConfig
 from data.dataset import Dataset
 from rag_mm.config import Config
-from rag_mm.trainer import check_same_run
+from rag_mm.same_run import check_same_run
 
 
 def state_of(config: Config, dataset: Dataset, *, without: tuple[str, str] | None = None) -> dict[str, Any]:
@@ -42,5 +42,9 @@ def test_the_layout_may_change_and_the_model_may_not(factbook_dir: Path):
     state = state_of(config, dataset)
     other = replace(config, parallel=replace(config.parallel, pipeline_stages=2, towers="piped"))
     assert check_same_run(replace(other, reader=replace(config.reader, vision="once")), dataset, state) == []
+    limits = replace(config, train=replace(config.train, max_bad_steps=3), data=replace(config.data, max_bad_share=0.5))
+    assert check_same_run(limits, dataset, state) == []
+    with pytest.raises(ValueError, match=r"train.spike_sigma is 6.0, but .* was started with 0.0"):
+        check_same_run(replace(config, train=replace(config.train, spike_sigma=6.0)), dataset, state)
     with pytest.raises(ValueError, match=r"reader.width is 128, but .* was started with 64"):
         check_same_run(replace(config, reader=replace(config.reader, width=128)), dataset, state)
