@@ -35,12 +35,14 @@ class BusyRanks:
         lineage_samples: as the trace that is disturbed.
 
     Raises:
-        ValueError: (on entering) if a process fails; says how.
+        ValueError: on entering, if a process fails, which says how; on leaving, if one has died since, because then the
+            times are of fewer busy ranks than asked for.
     """
 
     def __init__(self, factory: Factory, *, count: int, lineage_samples: int) -> None:
         self._factory, self._count, self._samples = factory, count, lineage_samples
         self._ranks: list[tuple[Any, Connection]] = []
+        self._going = False
 
     def __enter__(self) -> BusyRanks:
         context = multiprocessing.get_context("spawn")
@@ -61,16 +63,23 @@ class BusyRanks:
                 raise ValueError(f"a busy rank beside the trace could not build the program: {error}")
         for _, connection in self._ranks:
             connection.send("go")
+        self._going = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
+        dead = [process.exitcode for process, _ in self._ranks if not process.is_alive()]
         for process, connection in self._ranks:
             process.terminate()
             process.join()
             connection.close()
         self._ranks = []
+        if dead and kind is None and self._going:
+            raise ValueError(
+                f"{len(dead)} of {self._count} busy ranks beside the trace ended with status {dead[0]}, so its times "
+                "are too low; is there memory for all of them?"
+            )
 
 
 def _trace_again_and_again(connection: Connection, factory: Factory, lineage_samples: int, threads: int) -> None:

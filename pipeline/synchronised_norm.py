@@ -60,6 +60,9 @@ class SynchronisedBatchNorm(nn.Module):
     Args:
         group: ranks that run parts of one batch (None: all; a single process needs none). All of them must call it, in
             the same order.
+
+    Raises:
+        ValueError: (in a forward) where statistics would be of a single value, as torch's layers do.
     """
 
     def __init__(self, original: _BatchNorm, group: dist.ProcessGroup | None) -> None:
@@ -79,6 +82,8 @@ class SynchronisedBatchNorm(nn.Module):
         shape = [-1 if axis == 1 else 1 for axis in range(x.dim())]
         rows = x.new_full((1,), x.numel() / self.num_features)
         *sums, count = self._total(torch.cat([x.sum(axes), rows])).split([self.num_features, 1])
+        if _where.get() == "group" and count <= 1:  # on every rank; the tracked variance would be 0 / 0
+            raise ValueError("a batch norm needs more than one value a channel in training; this batch gives one")
         mean = sums[0] / count
         centred = x - mean.view(shape)
         variance = self._total(centred.square().sum(axes)) / count

@@ -44,6 +44,25 @@ def test_a_process_that_cannot_build_the_program_says_so() -> None:
     assert set(multiprocessing.active_children()) == before
 
 
+def dies() -> tuple[BlockProgram, dict[str, Any], int]:
+    program = fid_program()
+    program.blocks[0].module.register_forward_hook(lambda *_: os._exit(7))
+    return program, fid_batch(), 3
+
+
+def test_a_process_that_dies_while_others_measure_is_no_secret() -> None:
+    before = set(multiprocessing.active_children())
+    said = "1 of 1 busy ranks beside the trace ended with status 7"
+    with pytest.raises(ValueError, match=said), BusyRanks(dies, count=1, lineage_samples=2):
+        for process in set(multiprocessing.active_children()) - before:
+            process.join()
+
+
+def test_an_error_of_the_trace_itself_is_the_one_that_is_told() -> None:
+    with pytest.raises(KeyError, match="of the trace"), BusyRanks(dies, count=1, lineage_samples=2):
+        raise KeyError("of the trace")
+
+
 def test_as_many_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)

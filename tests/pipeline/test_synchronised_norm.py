@@ -145,3 +145,14 @@ def test_a_hoisted_block_moves_its_statistics_once() -> None:
 def test_several_micro_batches_are_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match=r"num_microbatches is 4; .* needs 1: the first .* before the others exist"):
         synchronise_batch_norm(program(), num_microbatches=4)
+
+
+def test_statistics_of_one_value_are_refused_as_torch_does() -> None:
+    """Its variance is 0 and the tracked one 0 / 0; torch raises as well."""
+    norm = synchronise_batch_norm(nn.BatchNorm1d(C), num_microbatches=1)
+    with pytest.raises(ValueError, match="more than one value a channel"):
+        norm(torch.randn(1, C))
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        nn.BatchNorm1d(C)(torch.randn(1, C))
+    assert norm.running_var.isfinite().all()
+    assert norm.eval()(torch.randn(1, C)).isfinite().all()
