@@ -96,8 +96,3 @@ class BadData:
             f"data.max_bad_share {max_share} allows; the most, {worst}, are in {shard}, and the first reason is "
             f"{reason!r} ({count} x). Mend or remove the shard, or allow a larger share"
         )
-
-    def check(self, max_share: float) -> None:
-        """Raises `BadDataError` when more than ``max_share`` of what was read is bad."""
-        if complaint := self.complaint(max_share):
-            raise BadDataError(complaint)

@@ -15,48 +15,13 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from data.shard_index import SUFFIX, ShardIndex, build_index, split_key
 
 MEMBER_MTIME = 0  # fixed, so that the same samples give the same bytes
 _ABANDONED_S = 3600.0  # age of a temporary file that nobody is writing any more
-
-
-class Shard:
-    """One open shard: random reads by (offset, size) from a file descriptor, safe between threads."""
-
-    def __init__(self, tar: Path) -> None:
-        self.index = load_index(tar)
-        self._fd = os.open(tar, os.O_RDONLY)
-
-    def read(self, offset: int, size: int) -> bytes:
-        data = os.pread(self._fd, size, offset)
-        if len(data) != size:
-            raise ValueError(f"{self.index.tar} ends inside a sample; index it again or restore it")
-        return data
-
-    def sample(self, key: str) -> dict[str, bytes]:
-        """All members of one sample, by extension, from a single read."""
-        members = self.index.samples[key]
-        start, end = extent(members)
-        data = self.read(start, end - start)
-        return {ext: data[off - start : off - start + size] for ext, (off, size) in members.items()}
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        if os is not None and hasattr(self, "_fd"):  # not at interpreter exit, nor when __init__ failed
-            self.close()
-
-
-def extent(members: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    """First byte and end of the stretch of tar that holds all ``members``."""
-    return min(off for off, _ in members.values()), max(off + size for off, size in members.values())
 
 
 def index_path(tar: Path) -> Path:
@@ -160,19 +125,8 @@ def shard_paths(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.tar"))
 
 
-def open_shards(directory: Path) -> list[Shard]:
-    tars = shard_paths(directory)
-    if not tars:
-        raise FileNotFoundError(f"{directory} holds no shards (*.tar)")
-    return [Shard(tar) for tar in tars]
-
-
-def contents_fingerprint(shards: Sequence[Shard]) -> str:
-    """SHA-256 over the shards' checksums in their order: names and dates do not count."""
-    return fingerprint(shard.index.sha256 for shard in shards)
-
-
 def fingerprint(checksums: Iterable[str]) -> str:
+    """SHA-256 over shards' checksums in their order: names and dates do not count."""
     digest = hashlib.sha256()
     for checksum in checksums:
         digest.update(bytes.fromhex(checksum))
@@ -182,13 +136,6 @@ def fingerprint(checksums: Iterable[str]) -> str:
 def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def iterate(shards: Sequence[Shard]) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Every sample of every shard, front to back."""
-    for shard in shards:
-        for key in shard.index.samples:
-            yield key, shard.sample(key)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -73,8 +73,8 @@ def borrow_documents(memory: Path, job: Job) -> None:
     cut = memory / "passages.jsonl"
     if cut.exists():
         shutil.copyfile(cut, job.state / "borrowed.passages")
-        with cut.open(encoding="utf-8") as file:
-            rows = ((hash_of(row["id"]), row["passages"]) for row in map(json.loads, file))
+        with cut.open(encoding="utf-8") as lines:
+            rows = ((hash_of(row["id"]), row["passages"]) for row in map(json.loads, lines))
             found = numpy.fromiter(rows, numpy.dtype([("hash", numpy.uint64), ("count", numpy.int64)]))
         MemoryIds.write(job.state, found["hash"], found["count"])
     else:

@@ -7,6 +7,7 @@ import pytest
 import webdataset
 
 from data import shards
+from data.shard_set import ShardSet
 
 SAMPLES = [(f"s{i:03d}", {"json": b'{"n": %d}' % i, "png": bytes([i]) * (i * 37 + 1)}) for i in range(20)]
 
@@ -20,14 +21,12 @@ def test_same_samples_same_bytes(tmp_path: Path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_every_sample_reads_back_by_one_pread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_sample_reads_back_by_one_read(tmp_path: Path):
     shards.write_shards(tmp_path, SAMPLES, samples_per_shard=8)
-    opened = shards.open_shards(tmp_path)
-    reads = []
-    pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda *arguments: reads.append(arguments) or pread(*arguments))
-    assert list(shards.iterate(opened)) == SAMPLES
-    assert len(reads) == len(SAMPLES)
+    samples = ShardSet(tmp_path)
+    read = [samples.read([i])[0] for i in range(len(samples))]
+    assert [(sample.key, sample.members) for sample in read] == SAMPLES
+    assert samples.reads.num_reads == len(SAMPLES)
 
 
 def test_webdataset_reads_what_we_write(tmp_path: Path):
@@ -64,9 +63,9 @@ def test_foreign_tar_with_links_unsafe_paths_and_long_names(tmp_path: Path, tar_
         None, None, "unsafe path", "unsafe path", "link instead of a file", "link instead of a file",
     ]  # fmt: skip
     assert index.ignored == {"no extension": 1}
-    shard = shards.Shard(tar)
-    assert shard.sample("00001") == {"jpg": b"picture", "txt": b"caption"}
-    assert shard.sample(long_name) == {"cls.txt": b"long"}
+    first, second = ShardSet(tmp_path).read([0, 1])
+    assert (first.key, first.members) == ("00001", {"jpg": b"picture", "txt": b"caption"})
+    assert (second.key, second.members) == (long_name, {"cls.txt": b"long"})
 
 
 def test_tar_that_no_longer_matches_its_index_is_refused(tmp_path: Path):
@@ -91,10 +90,10 @@ def test_missing_and_broken_index(tmp_path: Path):
     for broken in (b"", b'{"samples": []}', index.read_bytes()[:-1]):
         index.write_bytes(broken)
         with pytest.raises(ValueError, match=r"not a shard index.*python -m data\.shards index"):
-            shards.open_shards(tmp_path)
+            ShardSet(tmp_path)
     index.unlink()
     with pytest.raises(ValueError, match="has no index"):
-        shards.open_shards(tmp_path)
+        ShardSet(tmp_path)
 
 
 def test_compressed_tar_is_refused(tmp_path: Path):
