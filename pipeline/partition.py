@@ -39,6 +39,18 @@ PLAYED_ACTIONS = 1_000_000  # simulated for one interleaved plan, about: a secon
 ALL_CUTS = 2000  # interleaved plans with no more choices of cuts than this are all tried
 
 
+class CapacityError(ValueError):
+    """No cut fits into the capacity.
+
+    Attributes:
+        smallest: bytes a rank that would do.
+    """
+
+    def __init__(self, message: str, *, smallest: int) -> None:
+        super().__init__(message)
+        self.smallest = smallest
+
+
 @dataclass(frozen=True)
 class _Task:
     profile: Profile
@@ -96,8 +108,8 @@ def partition(
             plan's figures); empty: nothing.
 
     Raises:
-        ValueError: if the profile is no measurement, or nothing fits; for the capacity, says the smallest one
-            that would do.
+        ValueError: if the profile is no measurement, or nothing fits.
+        CapacityError: nothing fits into the capacity; says the smallest one that would do.
     """
     n = len(profile.blocks)
     _check(profile)
@@ -127,11 +139,12 @@ def partition(
     peak, bounds, recomputed = choose(profile, lambda some: _evaluate(task, some))
     if peak > capacity:
         most = max((b.static_bytes for b in beside), default=0)
-        raise ValueError(
+        raise CapacityError(
             f"no cut into {num_stages} stages fits into {int(capacity)} bytes a rank"
             + (f", of which up to {most} are taken beside the pipeline" if most else "")
             + f"; the smallest capacity that would do is {int(peak)} bytes (or use more stages, or smaller "
-            "micro-batches)"
+            "micro-batches)",
+            smallest=int(peak),
         )
     return predicted(
         profile,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from rag_mm.config import Config
 from rag_mm.mesh import Mesh
 from rag_mm.prepared import replica_share
 from rag_mm.step import JointStep
-from rag_mm.tower_memory import tower_memory
+from rag_mm.tower_memory import tower_memory, vision_memory
 from rag_mm.towers import ROW_BUCKET, PipedTowers, tower_program
 from rag_mm.vision_choice import MODES, Vision, choose, make_vision, mode_of
 from rag_mm.vision_grouped import IMAGE, VisionGrouped
@@ -56,15 +57,17 @@ def plan_reader(
             vision = _vision(config, mode if wanted == "auto" else wanted, reader, mesh)
             given.validate(reader if vision is None else vision.program)
             return given, vision, kept_plan(config, "plan.json") if given is saved else ""
-    beside = beside_the_reader(config, joint, mesh)
-    vision, profile, said = choose_vision(config, reader, joint, mesh, beside=beside)
+    vision, profile, said = choose_vision(config, reader, joint, mesh)
     program = reader if vision is None else vision.program
     profile = profile or _trace(config, program, planned_batch(config, joint, vision), mesh)
-    return _partition(config, profile, beside), vision, said
+    return _partition(config, profile, beside_the_reader(config, joint, mesh, vision)), vision, said
 
 
-def beside_the_reader(config: Config, joint: JointStep, mesh: Mesh) -> tuple[Beside, ...]:
-    """What the retriever's towers take of each rank of a pipeline; empty where nobody asks about memory."""
+def beside_the_reader(config: Config, joint: JointStep, mesh: Mesh, vision: Vision | None) -> tuple[Beside, ...]:
+    """What each rank of a pipeline holds beside its stages; empty where nobody asks about memory.
+
+    That is the retriever's towers, and the vision block if pictures are encoded once.
+    """
     parallel, towers = config.parallel, joint.towers
     if Cluster.of(parallel).capacity_bytes is None and parallel.objective != "memory":
         return ()
@@ -74,13 +77,21 @@ def beside_the_reader(config: Config, joint: JointStep, mesh: Mesh) -> tuple[Bes
             plan = towers.plan
         else:  # the planning command has none
             plan = make_towers_plan(config, joint.encoder, joint.memory.store, mesh)
-    found = mesh.broadcast(tower_memory(config, joint.encoder, joint.example(), plan))
+    example = joint.example()
+    found = tower_memory(config, joint.encoder, example, plan)
+    if isinstance(vision, VisionOnce):
+        once = vision_memory(vision, example, num_ranks=parallel.pipeline_stages * parallel.data_replicas)
+        found = tuple(
+            Beside(towers.static_bytes + once.static_bytes, max(towers.working_bytes, once.working_bytes))
+            for towers in found
+        )
+    found = mesh.broadcast(found)
     assert isinstance(found, tuple)
     return found
 
 
 def choose_vision(
-    config: Config, reader: BlockProgram, joint: JointStep, mesh: Mesh, *, beside: tuple[Beside, ...] = ()
+    config: Config, reader: BlockProgram, joint: JointStep, mesh: Mesh
 ) -> tuple[Vision | None, Profile | None, str]:
     """What ``reader.vision`` makes of the reader where no plan is given; see `plan_reader` for the arguments.
 
@@ -96,13 +107,17 @@ def choose_vision(
     for mode, vision in visions.items():
         program = reader if vision is None else vision.program
         profiles[mode] = _trace(config, program, planned_batch(config, joint, vision, reads_P=reads_P), mesh)
+    beside = {mode: beside_the_reader(config, joint, mesh, vision) for mode, vision in visions.items()}
     sharing = reads_P.numel() / reads_P.unique().numel()
     chosen, seconds = choose(
-        profiles, partition=lambda profile: _partition(config, profile, beside), sharing=sharing,
+        profiles, partition=lambda mode, profile: _partition(config, profile, beside[mode]), sharing=sharing,
         k=reads_P.numel() // config.train.batch_size, num_replicas=parallel.data_replicas,
         num_ranks=parallel.pipeline_stages * parallel.data_replicas,
     )  # fmt: skip
-    predicted = ", ".join(f"{mode} {seconds[mode] * 1e3:.0f} ms" for mode in MODES)
+    predicted = ", ".join(
+        f"{mode} {seconds[mode] * 1e3:.0f} ms" if math.isfinite(seconds[mode]) else f"{mode} does not fit"
+        for mode in MODES
+    )
     said = f"pictures: {sharing:.2f} pairs read each document; predicted for a step: {predicted}; so {chosen}"
     return visions[chosen], profiles[chosen], said
 

@@ -31,8 +31,8 @@ from rag_mm.vision_choice import Vision, make_vision, mode_of
 def for_planning(
     config_path: str, overrides: list[str]
 ) -> tuple[BlockProgram, dict[str, Tensor], ParallelConfig, Callable[[ParallelConfig], tuple[Beside, ...]]]:
-    """The program that training would cut, one replica's batch of it, the layout asked for, and what the retriever's
-    towers take of each rank in a layout.
+    """The program that training would cut, one replica's batch of it, the layout asked for, and what each rank holds
+    beside its stages in a layout.
 
     ``reader.vision`` decides as in training whether the program has the vision block; what ``auto`` finds is said on
     stderr. It looks at the configuration alone, not at ``--stages``, ``--microbatches`` and ``--cluster``.
@@ -62,7 +62,7 @@ def for_planning(
     program = reader if vision is None else vision.program
 
     def beside(parallel: ParallelConfig) -> tuple[Beside, ...]:
-        return beside_the_reader(replace(config, parallel=parallel), joint, mesh)
+        return beside_the_reader(replace(config, parallel=parallel), joint, mesh, vision)
 
     return program, planned_batch(config, joint, vision), config.parallel, beside
 

@@ -1,4 +1,5 @@
-"""What the retriever's towers take of each rank's memory, for the planner, which cuts the reader into what is left.
+"""What runs outside the reader's pipeline takes of each rank's memory, for the planner, which cuts the reader into what
+is left: the retriever's towers, and the vision block where pictures are encoded once.
 
 Towers and reader compute at different times of a step, so of their activations the larger counts; parameters,
 gradients, moments and receive buffers of both are there all the time. Dealt towers are whole on every rank, piped ones
@@ -12,13 +13,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pipeline import Plan, trace
+from pipeline import Block, BlockProgram, Plan, trace
 from pipeline.costs import Beside, Costs
 from pipeline.padding import pad_batch
 from pipeline.simulate import rank_memory, rank_static
 from rag_mm.config import Config
 from rag_mm.prepared import Prepared
 from rag_mm.towers import ROW_BUCKET, tower_program
+from rag_mm.vision_once import BLOCK, VisionOnce
 from retriever.encoder import DualEncoder, rows
 
 
@@ -52,3 +54,21 @@ def tower_memory(config: Config, encoder: DualEncoder, example: Prepared, plan: 
     static = [rank_static(costs, [stage]) for stage in stages]
     found = tuple(Beside(s, peak - s) for s, peak in zip(static, peaks, strict=True))
     return found if plan is not None else found * parallel.pipeline_stages
+
+
+def vision_memory(vision: VisionOnce, example: Prepared, *, num_ranks: int) -> Beside:
+    """Of the vision block on every rank, which encodes its share of the different pictures.
+
+    Patches are not in it: they are batch inputs of the reader, and those are nowhere counted.
+
+    Args:
+        example: a batch like those of training. Its documents are hardly shared, so this is the most that a step takes.
+        num_ranks: over which the pictures are dealt out.
+    """
+    image_N3SS, _ = vision.images(example)
+    encode = Block(BLOCK, vision.encoder(), ("image",), ("patches",))
+    program = BlockProgram([encode], inputs=("image",), outputs=("patches",))
+    share = {"image": image_N3SS[::num_ranks]}
+    costs = Costs(trace(program, share, num_microbatches=1, repeats=1, warmup=0, lineage=False))
+    cost = costs.stage(0, 1)
+    return Beside(cost.static_bytes, cost.flight_bytes)

@@ -3,14 +3,16 @@
 ``repeated``: for every pair, in the pipeline. ``grouped``: for every different document of a micro-batch, in the
 pipeline (`VisionGrouped`). ``once``: for every different document of a step, outside of it, at the price of a second
 forward (`VisionOnce`). All three give the same gradients. How often a document is read decides, and how many
-micro-batches and ranks there are; memory is the planner's business as for any program.
+micro-batches and ranks there are. A way that no cut fits into the ranks' memory is not taken.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from pipeline import BlockProgram, Plan, Profile
+from pipeline.partition import CapacityError
 from rag_mm.mesh import Mesh
 from rag_mm.vision_grouped import GATHER, VisionGrouped
 from rag_mm.vision_once import BLOCK, VisionOnce
@@ -38,26 +40,39 @@ def mode_of(plan: Plan) -> str:
 def choose(
     profiles: Mapping[str, Profile],
     *,
-    partition: Callable[[Profile], Plan],
+    partition: Callable[[str, Profile], Plan],
     sharing: float,
     k: int,
     num_replicas: int,
     num_ranks: int,
 ) -> tuple[str, dict[str, float]]:
-    """The mode that is predicted to be fastest (of equals the first in `MODES`), and each one's seconds a step.
+    """The mode that is predicted to be fastest (of equals the first in `MODES`), and each one's seconds a step
+    (infinite where no cut fits).
 
     Args:
         profiles: of each of `MODES`, for one replica; ``once`` is the reader without the vision block.
-        partition: makes the plan of a profile.
+        partition: makes the plan of a mode and its profile.
         sharing: pairs for each different document of the global batch, at least 1. A question's own picture is nobody
             else's.
         k: pairs of a question.
         num_ranks: over which the pictures of all ``num_replicas`` replicas are dealt out, if encoded once.
+
+    Raises:
+        CapacityError: if no cut fits for any mode; that of the mode that needs least.
     """
     vision = profiles["repeated"].blocks[0]
     num_microbatches = profiles["repeated"].num_microbatches
     assert vision.name == BLOCK and {p.num_microbatches for p in profiles.values()} == {num_microbatches}
-    seconds = {mode: partition(profiles[mode]).step_s for mode in MODES}
+    seconds: dict[str, float] = {}
+    refused = []
+    for mode in MODES:
+        try:
+            seconds[mode] = partition(mode, profiles[mode]).step_s
+        except CapacityError as error:
+            seconds[mode] = math.inf
+            refused.append(error)
+    if len(refused) == len(MODES):
+        raise min(refused, key=lambda error: error.smallest)
     twice = vision.forward_s * 2 + vision.backward_s
     different = (1 + k / sharing) / (1 + k)  # of the pictures that a micro-batch encodes if repeated
     seconds["once"] += num_microbatches * num_replicas * twice * different / num_ranks

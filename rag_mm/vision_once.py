@@ -24,6 +24,15 @@ from rag_mm.reader.embedding import Vision
 BLOCK, QUESTION, DOCUMENT = "vision", "question_patches", "document_patches"
 
 
+class _Encoder(nn.Module):
+    def __init__(self, vision: Vision) -> None:
+        super().__init__()
+        self.vision = vision
+
+    def forward(self, image_N3SS: Tensor) -> Tensor:
+        return self.vision.encode(image_N3SS)
+
+
 class VisionOnce:
     """A reader whose vision block runs outside the pipeline.
 
@@ -62,6 +71,10 @@ class VisionOnce:
             return torch.cat([questions, blank[:1]]), torch.zeros(blank.shape[0], dtype=torch.int64)
         read, row_P = prepared.read.unique(return_inverse=True)
         return torch.cat([questions, prepared.document["image"][read]]), row_P
+
+    def encoder(self) -> nn.Module:
+        """Pictures (N, 3, S, S) to patches (N, patches, D), with the block's own parameters."""
+        return _Encoder(self._vision)
 
     @torch.no_grad()
     def embed(self, image_N3SS: Tensor) -> Tensor:

@@ -183,7 +183,12 @@ def _rows(whole: BlockProgram, mesh: Mesh, link: Link, factor: int, where: str, 
         profiles[mode] = busy_profile(case.program, given, num_microbatches=MICROBATCHES, repeats=5)
         plans[mode] = _plan(profiles[mode], link)
     chosen, seconds = choose(
-        profiles, partition=lambda profile: _plan(profile, link), sharing=factor, k=K, num_replicas=1, num_ranks=RANKS
+        profiles,
+        partition=lambda _, profile: _plan(profile, link),
+        sharing=factor,
+        k=K,
+        num_replicas=1,
+        num_ranks=RANKS,
     )
     pipelines = {mode: Pipeline(case.program, plans[mode]) for mode, case in cases.items()}
     gradients = {mode: _gradients(case, pipelines[mode]) for mode, case in cases.items()}

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from pipeline import BlockProgram, Plan
 from pipeline.config import ParallelConfig
 from rag_mm.config import Config, TrainConfig
 from rag_mm.mesh import Mesh
-from rag_mm.planning import _given_plan, _partition, _trace, make_towers_plan, plan_reader, planned_batch
+from rag_mm.planning import (
+    _given_plan,
+    _partition,
+    _trace,
+    beside_the_reader,
+    make_towers_plan,
+    plan_reader,
+    planned_batch,
+)
 from rag_mm.step import JointStep
+from rag_mm.tower_memory import vision_memory
+from rag_mm.vision_choice import make_vision
+from rag_mm.vision_once import VisionOnce
 from tests.pipeline.fid_program import fid_batch, fid_program
 from tests.rag_mm.joint_setup import build, config
 
@@ -74,6 +87,43 @@ def test_towers_and_reader_share_a_capacity(factory: Joint, tmp_path: Path, towe
     assert max(stage.memory_bytes for stage in plan(smallest).stages) + beside >= smallest
     with pytest.raises(ValueError, match=f"would do is {smallest} bytes"):
         plan(smallest - 1)
+
+
+def test_a_vision_block_outside_of_the_pipeline_counts_on_every_rank(factory: Joint) -> None:
+    """Its parameters, gradients and moments beside the towers', and the graph of a rank's share of the pictures."""
+    settings, joint, reader, mesh = factory
+    parallel = replace(settings.parallel, pipeline_stages=2, capacity_bytes=1e9)
+    asked = replace(settings, parallel=parallel)
+    once = make_vision("once", reader, mesh, num_microbatches=parallel.num_microbatches)
+    assert isinstance(once, VisionOnce)
+    towers, both = beside_the_reader(asked, joint, mesh, None), beside_the_reader(asked, joint, mesh, once)
+    block = sum(4 * p.numel() * 4 for p in once.parameters.values())
+    assert [b.static_bytes - t.static_bytes for t, b in zip(towers, both, strict=True)] == [block, block]
+    share = once.images(joint.example())[0][::2].shape[0]
+    graph = vision_memory(once, joint.example(), num_ranks=2).working_bytes
+    patches = (settings.data.image_size // settings.reader.patch) ** 2
+    assert graph > share * patches * settings.reader.width * 4  # its result alone
+    assert [b.working_bytes for b in both] == [max(t.working_bytes, graph) for t in towers]
+
+
+def test_a_reader_that_mixes_samples_is_refused_before_it_is_cut(factory: Joint) -> None:
+    """Micro-batches would take its mean over a part of the batch, and nothing later would say so."""
+    settings, joint, _, mesh = factory
+    _, reader = build(settings, joint.memory.directory.parent)
+    block = next(block for block in reader.blocks if block.name.startswith("decoder."))
+    block.module.register_forward_hook(lambda module, given, out: (out[0] - out[0].mean(0), *out[1:]))
+    with pytest.raises(ValueError, match=rf"{re.escape(block.name)}.*mean"):
+        plan_reader(settings, reader, joint, mesh)
+
+
+def test_towers_that_mix_documents_are_refused_before_they_are_piped(factory: Joint) -> None:
+    settings, joint, _, mesh = factory
+    piped = replace(settings, parallel=replace(settings.parallel, towers="piped"))
+    encoder = copy.deepcopy(joint.encoder)
+    linear = next(module for module in encoder.modules() if isinstance(module, nn.Linear))
+    linear.register_forward_hook(lambda module, given, out: out - out.mean(0))
+    with pytest.raises(ValueError, match="mean"):
+        make_towers_plan(piped, encoder, joint.memory.store, mesh)
 
 
 def test_more_stages_than_the_towers_have_blocks(factory: Joint) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline import Plan, Profile, partition
+from pipeline.partition import CapacityError
 from pipeline.profile import BlockProfile
 from rag_mm.mesh import Mesh
 from rag_mm.vision_choice import MODES, choose, make_vision, mode_of
@@ -32,7 +33,7 @@ def predicted(
     }
     return choose(
         profiles, sharing=sharing, k=k, num_replicas=replicas, num_ranks=ranks,
-        partition=lambda p: partition(p, num_stages=1, schedule="gpipe", num_microbatches=MICROBATCHES),
+        partition=lambda _, p: partition(p, num_stages=1, schedule="gpipe", num_microbatches=MICROBATCHES),
     )  # fmt: skip
 
 
@@ -66,6 +67,29 @@ def test_replicas_bring_as_many_pictures_as_ranks() -> None:
     """Two replicas on two ranks: each rank encodes what one replica on one rank does."""
     assert predicted(1.0, replicas=2, ranks=2) == predicted(1.0)
     assert predicted(1.0, ranks=2)[1]["once"] < predicted(1.0)[1]["once"]  # two ranks of one pipeline share them
+
+
+def test_what_does_not_fit_is_not_chosen() -> None:
+    """Repeated is fastest; where it does not fit, the fastest of the others is taken; the error is of the smallest."""
+
+    def choose_within(**needed: int) -> tuple[str, dict[str, float]]:
+        def within(mode: str, p: Profile) -> Plan:
+            if needed[mode] > 10:
+                raise CapacityError(mode, smallest=needed[mode])
+            return partition(p, num_stages=1, schedule="gpipe", num_microbatches=MICROBATCHES)
+
+        profiles = {
+            "repeated": profile(vision=1.0, encoder=1.0),
+            "grouped": profile(vision=1.5, gather=0.0, encoder=1.0),
+            "once": profile(encoder=1.0),
+        }
+        return choose(profiles, sharing=1.0, k=3, num_replicas=1, num_ranks=1, partition=within)
+
+    assert choose_within(repeated=10, grouped=10, once=10)[0] == "repeated"
+    found, seconds = choose_within(repeated=11, grouped=11, once=10)
+    assert found == "once" and seconds["repeated"] == seconds["grouped"] == float("inf")
+    with pytest.raises(CapacityError, match="grouped"):
+        choose_within(repeated=13, grouped=11, once=12)
 
 
 @pytest.mark.parametrize("mode", MODES)
