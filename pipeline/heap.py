@@ -2,9 +2,10 @@
 
 By default glibc gives the freed end of its heap back to the system, and asks the system for every large tensor
 anew; each page is then cleared and mapped again in each step. A rank that holds many micro-batches (gpipe) frees
-and asks again for all of their activations, which costs up to a tenth of its step (docs/benchmarks.md,
-"Efficiency"). The price of keeping it: a process does not shrink below its peak, which a training step reaches
-every time anyway. Accelerators have caching allocators of their own and are not concerned.
+and asks again for all of their activations: on two loaded cores its efficiency was 0.82 to 0.88 of the twin without
+this and 0.91 to 0.92 with it (`benchmarks.pipeline.efficiency`). The price of keeping it: a process does not shrink
+below its peak, which a training step reaches every time anyway. Accelerators have caching allocators of their own and
+are not concerned.
 """
 
 from __future__ import annotations

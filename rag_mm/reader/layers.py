@@ -141,7 +141,7 @@ class DecoderLayer(nn.Module):
         if alone_PTD:
             with torch.set_grad_enabled(any(self.trained) and torch.is_grad_enabled()):
                 single = self.cross_attention.project(context_PLD)
-        for x_PTD, trained in zip(alone_PTD, self.trained, strict=False):  # an answering program has none
+        for x_PTD, trained in zip(alone_PTD, self.trained if alone_PTD else (), strict=True):  # answering has none
             with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
                 streams.append(self.stream(x_PTD, single, mask_PL, dropout=trained))
         return tuple(streams)

@@ -123,7 +123,7 @@ class CausalLayer(nn.Module):
         if alone_PSD:
             mask_PJ = self.layout.alone(documents, question)
             reach = Reach.of(mask_PJ, alone_PSD[0].shape[1] - mask_PJ.shape[1])
-        for x_PSD, trained in zip(alone_PSD, self.trained, strict=False):  # an answering program has none
+        for x_PSD, trained in zip(alone_PSD, self.trained if alone_PSD else (), strict=True):  # answering has none
             with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
                 streams.append(self.stream(x_PSD, reach, dropout=trained))
         return tuple(streams)
