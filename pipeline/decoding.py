@@ -76,6 +76,11 @@ class Decoding:
         inputs = {(name, -1): batch[name].detach() for name in pipeline.inputs_here if name in batch}
         bounds = self.plan.bounds()
         self.stages = {s: Kept(*bounds[s], dict(inputs)) for s in pipeline.stages_here}
+        self._block_reads: dict[str, list[Value]] = {}
+        writer: dict[str, int] = {}
+        for i, block in enumerate(self.program.blocks):
+            self._block_reads[block.name] = [(name, writer.get(name, -1)) for name in block.reads]
+            writer |= dict.fromkeys(block.writes, i)
         self.moving: set[Value] = set()
         self.checked: set[str] = set()
         self.outbox = wire.Outbox()
@@ -153,7 +158,7 @@ class Decoding:
         return name, writers[-1] if writers else -1
 
     def _reads(self, block: Block) -> list[Value]:
-        return [self._value(name, self.program.index(block.name)) for name in block.reads]
+        return self._block_reads[block.name]
 
     def _begin(self, given: Mapping[str, Tensor]) -> None:
         """Find what depends on the tokens, and that nothing is missing."""
