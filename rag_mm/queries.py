@@ -43,7 +43,7 @@ class QueryBatch:
         samples, pairs: B questions and F pairs; weight 0 and nothing to find where a slot only fills up an epoch.
         features: of the Q queries.
         renaming: of the facts in this step, if there is any.
-        seen: samples that were read for the first time in this epoch, in a worker: for the counts of bad ones.
+        seen: samples that a worker read for it, for the counts of bad ones (which count each once an epoch).
     """
 
     samples: list[Sample]

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-NAMES = ("litdata", "mosaicml-streaming", "megatron-energon")
+VERSIONS = {"litdata": "0.2.76", "mosaicml-streaming": "0.13.0", "megatron-energon": "7.4.1"}
+NAMES = tuple(VERSIONS)
 Epoch = Callable[[], Iterable[Any]]
 
 
@@ -30,9 +31,10 @@ def make(folder: Path) -> None:
     query = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     site = Path(subprocess.run([python, "-c", query], check=True, capture_output=True, text=True).stdout.strip())
     (site / "beneath.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    for name in NAMES:
-        done = subprocess.run([python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", name])
-        print(f"{name}: {'installed' if done.returncode == 0 else 'could not be installed'}")
+    for name, version in VERSIONS.items():
+        wanted = f"{name}=={version}"
+        done = subprocess.run([python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", wanted])
+        print(f"{wanted}: {'installed' if done.returncode == 0 else 'could not be installed'}")
 
 
 def litdata(shards: Path, work: Path, *, shuffle: bool) -> Epoch:

@@ -253,25 +253,23 @@ def test_announced_bytes_are_in_memory_soon(folder: Path):
 
 READER = """
 import functools, json, sys
-from data.cursor import Batches, Cursor
+from data.cursor import Batches
 from data.loader import Loader
-from data.order import Order
 from data.shard_set import ShardSet
 from tests.data.test_loader import number, order
 
 if __name__ == "__main__":
-    folder, workers, given = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    cursor = Cursor.from_json(json.loads(given)) if given else None
+    folder, workers = sys.argv[1], int(sys.argv[2])
     for batch in Loader(functools.partial(ShardSet, folder), Batches(order(29), 6), decode=number,
-                        num_workers=workers, cursor=cursor):
+                        num_workers=workers):
         print(json.dumps([batch.n, batch.items, batch.after.to_json()]), flush=True)
 """
 
 
-def read_until_killed(script: Path, folder: Path, *, workers: int, given: str, lines: int) -> list[list[object]]:
+def read_until_killed(script: Path, folder: Path, *, workers: int, lines: int) -> list[list[object]]:
     """Lines of a reading process, which is then ended with SIGKILL while it reads on."""
     process = subprocess.Popen(
-        [sys.executable, str(script), str(folder), str(workers), given], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+        [sys.executable, str(script), str(folder), str(workers)], cwd=ROOT, text=True, stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert process.stdout is not None
@@ -291,12 +289,14 @@ def read_until_killed(script: Path, folder: Path, *, workers: int, given: str, l
 def test_killed_in_the_middle_of_reading_and_resumed_with_other_workers(folder: Path, tmp_path: Path):
     script = tmp_path / "reader.py"
     script.write_text(READER)
-    first = read_until_killed(script, folder, workers=2, given="", lines=7)
-    second = read_until_killed(script, folder, workers=0, given=json.dumps(first[-1][2]), lines=8)
+    first = read_until_killed(script, folder, workers=2, lines=7)
     batches = Batches(order(29), 6)
-    assert [line[:2] for line in first + second] == [[n, batches.at(n).positions.tolist()] for n in range(15)]
-    cursor = Cursor.from_json(second[-1][2])  # type: ignore[arg-type]
-    assert cursor == batches.consumed(15)  # what was read ahead is not in it
+    cursor = Cursor.from_json(first[-1][2])  # type: ignore[arg-type]
+    assert cursor == batches.consumed(7)  # what was read ahead is not in it
+    second = list(Loader(functools.partial(ShardSet, folder), batches, decode=number, cursor=cursor, stop=15))
+    read = [line[:2] for line in first] + [[batch.n, batch.items] for batch in second]
+    assert read == [[n, batches.at(n).positions.tolist()] for n in range(15)]
+    cursor = second[-1].after
     halves = [
         Loader(functools.partial(ShardSet, folder), batches, decode=number, cursor=cursor, part=Part(i, 2), stop=16)
         for i in range(2)
