@@ -204,6 +204,21 @@ def test_five_captions_are_kept_and_folds_are_pools_of_their_own(tmp_path: Path)
         assert value == pytest.approx(numpy.mean([fold[name] for fold in apart])), name
 
 
+def test_lists_of_the_whole_pool_are_cut_to_folds(tmp_path: Path) -> None:
+    """Without the items of other folds, and of none, the lists give the ranks of the embeddings they were made from."""
+    annotations = coco(60, 0)
+    references = write(tmp_path / "captions.json", annotations)
+    predictions = embeddings(tmp_path / "p.npz", annotations, noise=0.4)
+    arrays = dict(numpy.load(predictions))
+    scores = arrays["text_embeddings"] @ arrays["image_embeddings"].T
+    rows: list[dict[str, Any]] = [
+        {"image_id": i, "texts": ["of no image", *numpy.argsort(-scores[:, i]).tolist()]} for i in range(60)
+    ]
+    rows += [{"text_id": t, "images": numpy.argsort(-scores[t]).tolist()} for t in range(300)]
+    found = score(Small1k(), write(tmp_path / "lists.jsonl", rows), references).results()
+    assert found == pytest.approx(score(Small1k(), predictions, references).results())
+
+
 @pytest.mark.slow
 def test_coco_at_its_size(tmp_path: Path) -> None:
     annotations = coco(5000, 10)
