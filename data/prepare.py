@@ -171,6 +171,8 @@ def _say(out: Path, info: dict[str, Any], seconds: float) -> None:
         f"{sum(counts['questions'].values())} questions, {pairs} pairs in {seconds:.0f} s"
     )
     if "made_by" in info:
+        if info["columns"]:
+            print(f"columns: {', '.join(f'{role}={name}' for role, name in info['columns'].items())}")
         for what in ("left_out", "notes"):
             for reason, entry in info[what].items():
                 print(f"{entry['count']} x {reason}; first: {entry['first']}")

@@ -51,7 +51,9 @@ class Beir(Format):
         for split in SPLITS:
             if self._table(work, split) is None:  # makes it, once and not in every process
                 continue
-            for _, text, place in _rows(work, f"qrels-{split}"):
+            lines = work.lines[f"qrels-{split}"]
+            for number, text in lines.read_all():
+                place = lines.place(number)
                 name = _judgement(text, place).id("query-id")
                 if next(queries.lines_of(name), None) is None:
                     raise ValueError(f"{place}: there is no query {name!r} in {self.folder / 'queries.jsonl'}")
@@ -110,13 +112,6 @@ class Beir(Format):
         return LineTable(
             work.lines[name], work.folder, name, lambda text, place: _judgement(text, place).id("query-id")
         )
-
-
-def _rows(work: Work, source: str) -> Iterator[tuple[int, str, str]]:
-    lines = work.lines[source]
-    for chunk in range(len(lines.cuts)):
-        for number, text in lines.read(chunk):
-            yield number, text, lines.place(number)
 
 
 def _judgement(text: str, place: str) -> Row:

@@ -1,6 +1,7 @@
 """Rows of any table: which column plays which role, and what a row then is.
 
-Roles that are not given by ``--column ROLE=NAME`` are guessed from the usual names, and what was guessed is printed.
+Roles that are not given by ``--column ROLE=NAME`` are guessed from the usual names, and the columns of
+all roles are printed and kept in ``dataset.json``.
 What a row becomes follows from the roles it has: with a ``question`` it is a question (with its picture, if any); with
 a ``title`` or ``text`` it is a document; a picture with a ``caption`` and no question is a document and, for each of
 its captions, a pair. Columns without a role are kept in meta.

@@ -44,6 +44,5 @@ def unique_contexts(
 
 def _all(work: Work, source: str, contexts_of: Callable[[Row], Iterator[Row]]) -> Iterator[Row]:
     lines = work.lines[source]
-    for chunk in range(len(lines.cuts)):
-        for number, text in lines.read(chunk):
-            yield from contexts_of(json_row(text, lines.place(number)))
+    for number, text in lines.read_all():
+        yield from contexts_of(json_row(text, lines.place(number)))

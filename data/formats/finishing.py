@@ -11,7 +11,7 @@ from typing import Any
 
 from data import vocabulary
 from data.formats.common import Common
-from data.formats.format import SPLITS, Piece
+from data.formats.format import SPLITS, Piece, Report
 from data.formats.lines import SourceFile
 from data.formats.pieces import Job
 from data.shard_set import ShardSet
@@ -59,6 +59,7 @@ def finish(
             "pictures_of_documents": sum(r["pictures"] for r in documents),
             **samples,
         },
+        "columns": job.format.columns(job.work(Report())),
         "left_out": _summed(records, "bad"),
         "notes": _summed(records, "notes"),
         "tokenizer": tokenizer,

@@ -154,6 +154,10 @@ class Format:
         """
         raise NotImplementedError
 
+    def columns(self, work: Work) -> dict[str, str]:
+        """The column of each role, of a format that finds them by their names: for the user to look at."""
+        return {}
+
     def place(self, piece: Piece, number: int, work: Work) -> str:
         """Where item ``number`` of a piece's source stands, for messages."""
         return work.lines[piece.source].place(number)

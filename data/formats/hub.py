@@ -72,6 +72,9 @@ class Hub(Format):
         loaded = _load(self.dataset, self.config, self.revision)
         return Roles.find(next(iter(loaded.values())).column_names, self.column, self.dataset)
 
+    def columns(self, work: Work) -> dict[str, str]:
+        return self._roles().columns
+
     def pieces(self, work: Work) -> list[Piece]:
         roles, loaded = self._roles(), _load(self.dataset, self.config, self.revision)
         parts: list[tuple[str, bool]] = [

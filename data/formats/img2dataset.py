@@ -106,11 +106,26 @@ def _samples(tar: Path, *, with_pictures: bool) -> Iterator[tuple[str, dict[str,
                     members[place[1]] = _bytes(archive, member)
                 elif picture_member({place[1]: b""}) is not None:
                     members["picture"] = _bytes(archive, member) if with_pictures else b""
+            end = archive.offset
+        _check_end(tar, end)
     except (tarfile.TarError, EOFError) as error:
-        raise ValueError(f"{tar} is not a whole uncompressed tar (after sample {key}): {error}") from None
+        where = "" if key is None else f" (in or after sample {key})"
+        raise ValueError(f"{tar} is not a whole uncompressed tar{where}: {error}; download it again") from None
     if key is None:
         raise ValueError(f"{tar} holds no sample")
     yield key, members
+
+
+def _check_end(tar: Path, end: int) -> None:
+    """EOFError if there is no end mark where ``tarfile`` stopped, which it also does, saying nothing, at damage."""
+    with tar.open("rb") as file:
+        file.seek(end)
+        block = file.read(tarfile.BLOCKSIZE)
+        size = file.seek(0, 2)
+    if len(block) < tarfile.BLOCKSIZE:
+        raise EOFError(f"it is cut off, there is no end mark at byte {end} of {size}")
+    if any(block):
+        raise EOFError(f"it is damaged, there is no header of a member at byte {end} of {size}")
 
 
 def _bytes(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

@@ -90,6 +90,11 @@ class Lines:
                 if text.strip() and not (self.header and number == 0):
                     yield number, text
 
+    def read_all(self) -> Iterator[tuple[int, str]]:
+        """The same of all chunks."""
+        for chunk in range(len(self.cuts)):
+            yield from self.read(chunk)
+
     def columns(self, separator: str = "\t") -> list[str]:
         """The names in the header."""
         with open(self.file, "rb") as file:

@@ -58,8 +58,14 @@ class Folder(Format):
         number, text = next(lines.read(0))
         return list(json_row(text, lines.place(number)).values)
 
+    def _roles(self, work: Work) -> Roles:
+        return Roles.find(self._columns(work), self.column, str(self.table))
+
+    def columns(self, work: Work) -> dict[str, str]:
+        return self._roles(work).columns
+
     def pieces(self, work: Work) -> list[Piece]:
-        roles = Roles.find(self._columns(work), self.column, str(self.table))
+        roles = self._roles(work)
         splits = SPLITS if "split" in roles.columns else (self.split,)
         found = work.pieces_of("documents", "table") if roles.tells else []
         for part, wanted in (("questions", roles.asks), ("pairs", roles.captions)):

@@ -77,15 +77,15 @@ class Vqa(Format):
         with temporary.open("w", encoding="utf-8") as out:
             for split in SPLITS:
                 lines = work.lines.get(f"questions/{split}-0")
-                for chunk in range(len(lines.cuts)) if lines else ():
-                    assert lines is not None
-                    for number, text in lines.read(chunk):
-                        row = json_row(text, lines.place(number))
-                        found = hash_of(row.id("image_id"))
-                        if found not in known:
-                            known.add(found)
-                            first = {"split": split, "image_id": row.id("image_id")}
-                            out.write(json.dumps(first, ensure_ascii=False) + "\n")
+                if lines is None:
+                    continue
+                for number, text in lines.read_all():
+                    row = json_row(text, lines.place(number))
+                    found = hash_of(row.id("image_id"))
+                    if found not in known:
+                        known.add(found)
+                        first = {"split": split, "image_id": row.id("image_id")}
+                        out.write(json.dumps(first, ensure_ascii=False) + "\n")
         temporary.replace(target)
 
     def pieces(self, work: Work) -> list[Piece]:

@@ -200,9 +200,12 @@ def test_questions_on_another_data_sets_documents(tmp_path: Path):
     assert sample.gold == ("290#0", "290#1", "290#2")  # 12 words
 
 
-def test_a_folder_with_a_csv(tmp_path: Path):
+def test_a_folder_with_a_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     dataset = convert(tmp_path, "folder")
-    assert [(p.text, p.gold) for p in dataset.pairs("train")] == [('the "first", red', ("0",))] or pairs(dataset)
+    assert "\ncolumns: image=file_name, caption=caption, split=split\n" in capsys.readouterr().out
+    assert dataset.info["columns"] == {"image": "file_name", "caption": "caption", "split": "split"}
+    # line 0 is the header; the third row has no caption, so no pair
+    assert [(p.text, p.gold) for p in dataset.pairs("train")] == [('the "first", red', ("1",))]
     document = next(d for d in dataset.store.fetch(dataset.store.ids) if d.meta["photographer"] == "Ann")
     assert document.image == (tmp_path / "source/pictures/a/1.jpg").read_bytes()
     assert [p.text for p in dataset.pairs("dev")] == ["second"]
