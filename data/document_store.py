@@ -309,6 +309,11 @@ class DocumentStore:
             raise ValueError(f"num_edits is {num_edits}; this store has {self.num_edits} edits")
         return list(dict.fromkeys(self._log.ids[num_edits:]))
 
+    def last_edit_of(self, document_id: str) -> int:
+        """Number of the last edit that is about a document, from 1; 0: it is as the shards have it."""
+        ids = self._log.ids
+        return next((number for number in range(len(ids), 0, -1) if ids[number - 1] == document_id), 0)
+
     def close(self) -> None:
         """Close all files, when no fetch is under way; the next one opens them again."""
         if self.copies is not None:

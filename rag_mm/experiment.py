@@ -28,7 +28,9 @@ from rag_mm.evaluate.answer import load_run
 from rag_mm.evaluate.evaluation import describe_data, evaluate_run, score_rows
 from rag_mm.evaluate.factbook import Scored, TaskConfig
 from rag_mm.evaluate.overrides import config_file, flags, replaced
-from rag_mm.evaluate.rows import ROWS, check_rows, runs_needed
+from rag_mm.evaluate.report import write_report
+from rag_mm.evaluate.row_scores import DEFINITIONS, INTERVAL
+from rag_mm.evaluate.rows import ROWS, USUAL_ROWS, check_rows, runs_needed
 from rag_mm.evaluate.table import comparison_lines, field_table, markdown, result_table
 from rag_mm.evaluate.training_jobs import Job, JobsEnded, run_jobs
 
@@ -48,7 +50,7 @@ class ExperimentConfig(Config):
     """
 
     out: str = "runs/factbook"
-    rows: str = ",".join(ROWS)
+    rows: str = ",".join(USUAL_ROWS)
     folds: str = "0,1,2,3"
     jobs: int = 2
     split: Literal["test", "dev"] = "test"
@@ -155,7 +157,9 @@ class Experiment:
             self._add("train", row, seconds)
             started = time.perf_counter()
             names = [name for name in self.config.row_names if ROWS[name].weights_of == row]
-            evaluated = evaluate_run(load_run(job.run_dir), names, self.task, console=console)
+            run = load_run(job.run_dir)
+            evaluated = evaluate_run(run, names, self.task, console=console)
+            write_report(run, evaluated)
             for name, items in evaluated.scored.items():
                 self.scored[name, fold] = items
             self.headers[row, fold] = evaluated.header
@@ -177,7 +181,10 @@ class Experiment:
         result: dict[str, Any] = {
             "rows": [factbook.make_row(name, items) for name, items in scored.items()],
             "comparisons": factbook.compare(scored),
+            "definitions": DEFINITIONS,
+            "intervals": INTERVAL,
             **described[0],
+            "k": self.config.run_config("joint", folds[0]).retriever.k,
             "num_questions": sum(part["num_questions"] for part in described),
             "fold": folds[0] if len(folds) == 1 else folds,
             "index": self._joint_header(folds[0], "index"),
@@ -226,7 +233,7 @@ def main(argv: Sequence[str]) -> int:
     except JobsEnded as end:
         print(end, file=sys.stderr)
         return end.status
-    console.print(result_table(outcome.result, left_out=[name for name in ROWS if name not in config.row_names]))
+    console.print(result_table(outcome.result, left_out=[name for name in USUAL_ROWS if name not in config.row_names]))
     console.print(field_table(outcome.result))
     for line in comparison_lines(outcome.result):
         console.print(line)

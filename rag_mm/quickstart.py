@@ -32,7 +32,7 @@ from rag_mm.evaluate import figures
 from rag_mm.evaluate.answer import load_run
 from rag_mm.evaluate.fact_edit import change_fact, change_table, copy_dataset, documents_text, parse_fact
 from rag_mm.evaluate.overrides import config_file, index_flags
-from rag_mm.evaluate.rows import ROWS
+from rag_mm.evaluate.rows import USUAL_ROWS
 from rag_mm.evaluate.table import comparison_lines, field_table, result_table
 from rag_mm.evaluate.training_jobs import ROOT, JobsEnded
 from rag_mm.experiment import Experiment, ExperimentConfig, Outcome
@@ -105,7 +105,7 @@ class Quickstart:
 
     def _results(self, outcome: Outcome) -> None:
         self.console.rule("results", align="left")
-        left_out = [name for name in ROWS if name not in self.config.row_names]
+        left_out = [name for name in USUAL_ROWS if name not in self.config.row_names]
         self.console.print(result_table(outcome.result, left_out=left_out))
         self.console.print(field_table(outcome.result))
         for line in comparison_lines(outcome.result):
@@ -163,7 +163,7 @@ class Quickstart:
         width = max(map(len, files))
         for what, path in files.items():
             self.console.print(f"{what:{width}}  {path}", highlight=False, soft_wrap=True)
-        left_out = [name for name in ROWS if name not in self.config.row_names]
+        left_out = [name for name in USUAL_ROWS if name not in self.config.row_names]
         if left_out:
             self.console.print(f"rows left to configs/factbook.yaml: {', '.join(left_out)}", highlight=False)
         self.console.print(

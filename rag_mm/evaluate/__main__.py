@@ -1,4 +1,4 @@
-"""``python -m rag_mm.evaluate --run-dir D``: score a run, change a fact under it, or ask it something.
+"""``python -m rag_mm.evaluate --run-dir D``: score a run, compare two, change a fact under one, or ask it something.
 
 The run's own ``config.yaml`` says what its weights are and how answers are decoded, so ``--config`` is optional; if it
 is given, it may name the run (``run_dir``), how to decode (``evaluate``) and the ranks (``parallel``), and it must not
@@ -12,39 +12,39 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch.distributed as dist
 import yaml
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console, RenderableType
 
 from data import images
 from data.command_line import fail, parse
-from data.dataset import Sample
 from data.document_store import EDITS
 from pipeline.roll_call import LostRankError, RollCall
 from rag_mm import launch
 from rag_mm.config import Config
-from rag_mm.evaluate.answer import Answerer, Interrupted, Run, find_checkpoint, load_run, read_config
+from rag_mm.evaluate.answer import Interrupted, Run, find_checkpoint, load_run, read_config
+from rag_mm.evaluate.ask import Asker, asked_table
 from rag_mm.evaluate.candidates import read_candidates
+from rag_mm.evaluate.compare import compare, comparison_table, read_side, runs_of
 from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.evaluate.evaluation import Evaluated, evaluate_run
 from rag_mm.evaluate.fact_edit import change_fact, change_table, copy_dataset, parse_fact
 from rag_mm.evaluate.factbook import TaskConfig
 from rag_mm.evaluate.layout import LayoutConfig
 from rag_mm.evaluate.overrides import config_file
+from rag_mm.evaluate.report import write_report
 from rag_mm.evaluate.rows import ROWS, check_rows, row_of
 from rag_mm.evaluate.table import comparison_lines, field_table, result_table
 
 DESCRIPTION = (
     "Score a run on held-out questions and write RUN/eval/factbook.json; or, with --set-fact, edit one "
-    "document and answer with the same weights before and after; or, with --ask, answer a question of yours."
+    "document and answer with the same weights before and after; or, with --ask, answer a question of yours; or, with "
+    "--compare RUN_A RUN_B, compare two runs that were evaluated, question by question."
 )
 
 
@@ -58,7 +58,10 @@ class EvaluateConfig:
         step: checkpoint to take the weights from; -1: the latest.
         rows: rows of the table, comma-separated; empty: the run's own and all that need no other run.
         num: only that many questions, chosen by a hash of their ids; 0: all.
-        json: copy the result there as well; "-" prints it instead of the table.
+        json: copy the result there as well (of --ask and --compare: write it there); "-" prints it instead of a
+            table.
+        report: where the page to look at goes; empty: beside the result, as RUN/eval/factbook.html.
+        compare: two evaluated runs, each a folder or FOLDER:ROW; --split, --num and --rows say what of them.
         set_fact: edit a document and ask about it before and after, such as "np.capital=Pokhara".
         store_copy: with --set-fact, edit a copy of the data set in this folder and leave the original alone.
         ask: answer this question instead of scoring.
@@ -73,6 +76,8 @@ class EvaluateConfig:
     rows: str = ""
     num: int = 0
     json: str = ""
+    report: str = ""
+    compare: str = ""
     set_fact: str = ""
     store_copy: str = ""
     ask: str = ""
@@ -83,8 +88,16 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         if self.num < 0:
             raise ValueError(f"--num is {self.num}; it must be 0 (all) or more")
-        if self.set_fact and self.ask:
-            raise ValueError("--set-fact and --ask are two different things to do; give one of them")
+        asked = [name for name in ("set_fact", "ask", "compare") if getattr(self, name)]
+        if len(asked) > 1:
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in asked)
+            raise ValueError(f"{flags} are different things to do; give one of them")
+        if asked and self.report:
+            raise ValueError(f"--report is {self.report!r}, but --{asked[0].replace('_', '-')} makes no report")
+        if self.compare:
+            runs_of(self.compare)
+            if len(self.row_names) > 1:
+                raise ValueError(f"--rows is {self.rows!r}; --compare takes one row, or FOLDER:ROW for each run")
         if self.store_copy and not self.set_fact:
             raise ValueError(f"--store-copy is {self.store_copy!r}, but only --set-fact edits a store")
         if self.image and not self.ask:
@@ -110,9 +123,13 @@ LAYOUT = tuple(f"parallel.{name}" for name in ("pipeline_stages", "data_replicas
 
 def main(argv: Sequence[str]) -> int:
     """Entry point; the exit status."""
+    argv = _joined(argv)
     config = _parse(argv)
     first = not launch.is_rank() or os.environ["RANK"] == "0"
     try:
+        if config.compare:
+            _compare(config)
+            return 0
         if first:
             _check_config(config_file(argv), Path(config.run_dir))
             check_rows(config.row_names, where="--rows")
@@ -137,6 +154,17 @@ def main(argv: Sequence[str]) -> int:
         return launch.EXIT_INTERRUPTED
     launch.leave()
     return 0
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """``--compare A B`` as ``--compare A,B``: every option has one value."""
+    found = list(argv)
+    if "--compare" in found:
+        at = found.index("--compare")
+        given = found[at + 1 : at + 3]
+        if len(given) == 2 and not any(word.startswith("--") for word in given):
+            found[at + 1 : at + 3] = [",".join(given)]
+    return found
 
 
 def _parse(argv: Sequence[str]) -> EvaluateConfig:
@@ -184,11 +212,12 @@ def _evaluate(config: EvaluateConfig) -> None:
             run, names, TaskConfig(config.split, config.num), console=Console(stderr=True, quiet=not first),
             decoding=config.evaluate, interrupt=lambda: interrupt.asked,
         )  # fmt: skip
+    report = write_report(run, evaluated, Path(config.report) if config.report else None)
     if first:
-        _show(config, evaluated)
+        _show(config, evaluated, report)
 
 
-def _show(config: EvaluateConfig, evaluated: Evaluated) -> None:
+def _show(config: EvaluateConfig, evaluated: Evaluated, report: Path) -> None:
     result, path = evaluated.result, evaluated.path
     if config.json and config.json != "-":
         Path(config.json).parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +234,7 @@ def _show(config: EvaluateConfig, evaluated: Evaluated) -> None:
         console.print(f"{what}: {count} truncated")
     for what, count in result["left_out"].items():
         console.print(f"left out: {count} ({what})")
-    console.print(f"written: {path} and {path.with_suffix('.predictions.jsonl')}")
+    console.print(f"written: {path}, {path.with_suffix('.predictions.jsonl')} and {report}", highlight=False)
 
 
 def _rows_of(run: Run, asked: Sequence[str]) -> list[str]:
@@ -218,7 +247,7 @@ def _rows_of(run: Run, asked: Sequence[str]) -> list[str]:
                 f"--rows names {name}, which needs a run of its own, and {run.directory} is a run of {own}; "
                 "`python -m rag_mm.experiment` trains and evaluates several"
             )
-    return list(asked) or possible
+    return list(asked) or [name for name in possible if not ROWS[name].on_request]
 
 
 def _set_fact(config: EvaluateConfig) -> None:
@@ -247,29 +276,29 @@ def _ask(config: EvaluateConfig) -> None:
             raise ValueError(f"--image is {config.image}, which cannot be read: {error}") from None
     run = _load(config)
     first = run.layout.mesh.is_first
-    kind: Literal["name", "picture"] = "picture" if png else "name"
-    sample = Sample("asked", config.ask, ("",), kind, "", "", (), png)
-    row = ROWS[row_of(run.config)]
-    index = run.index(console=Console(stderr=True, quiet=not first)) if row.documents == "retrieved" else None
-    answerer = Answerer(run.config, run.dataset, run.model, index, layout=run.layout, decoding=config.evaluate)
-    (prediction,) = answerer.answer([sample], row.documents)
-    if not first:
+    asker = Asker(run, decoding=config.evaluate, console=Console(stderr=True, quiet=not first))
+    asked = asker.ask(config.ask, image=png)
+    if first:
+        _give(config, asked.record(), asked_table(asked))
+
+
+def _compare(config: EvaluateConfig) -> None:
+    task = TaskConfig(config.split, config.num).name
+    a, b = (read_side(named, task, row=config.rows.strip()) for named in runs_of(config.compare))
+    compared = compare(a, b)
+    _give(config, compared, comparison_table(compared))
+
+
+def _give(config: EvaluateConfig, record: Mapping[str, Any], table: RenderableType) -> None:
+    """For people, or as ``--json`` says."""
+    text = json.dumps(record, ensure_ascii=False, indent=2)
+    if config.json == "-":
+        print(text)
         return
-    table = Table(
-        title=Text(prediction.answer or "(no answer)", "bold green"),
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-    )
-    for column in ("document", "score", "read", "text"):
-        table.add_column(column, justify="right" if column == "score" else "left")
-    documents = run.dataset.store.fetch(prediction.document_ids)
-    for rank, (document, score) in enumerate(zip(documents, prediction.scores, strict=True)):
-        text = "; ".join(f"{label}: {value}" for label, value in document.fields.items())
-        read = "yes" if rank < prediction.num_read else ""
-        table.add_row(Text(document.title), f"{score:.2f}", read, Text(text))
-    console = Console()
-    console.print(Text(config.ask))
-    console.print(table)
+    if config.json:
+        Path(config.json).parent.mkdir(parents=True, exist_ok=True)
+        Path(config.json).write_text(text + "\n", encoding="utf-8")
+    Console().print(table)
 
 
 def _load(config: EvaluateConfig, *, data_dir: Path | None = None) -> Run:

@@ -101,8 +101,8 @@ class Answerer:
         """One prediction a sample, in order, on every rank.
 
         Args:
-            documents: what the reader reads: what is retrieved, the document the question was made from, or
-                nothing (an empty document, as in training without documents).
+            documents: what the reader reads: what is retrieved, the document the question was made from, what BM25
+                finds, or nothing (an empty document, as in training without documents).
             progress: called with the number of questions that are answered: at first those that were, then by batch.
             finished: predictions that are done already are taken from there, and new ones kept, under ``row``.
             interrupt: asked after each batch whether to stop.

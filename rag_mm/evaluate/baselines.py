@@ -1,4 +1,4 @@
-"""What one gets without learning: the commonest answer, and the most similar pixels."""
+"""What one gets without learning: the commonest answer, the most similar pixels, and what shares rare words."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from data.dataset import Dataset, Sample
 from data.images import pixels as pixel_features
 from rag_mm.evaluate.answer import DEPTH, Prediction
+from rag_mm.evaluate.bm25 import Bm25
 
 
 def most_frequent(dataset: Dataset, samples: Sequence[Sample]) -> list[Prediction]:
@@ -39,3 +40,13 @@ def pixels(dataset: Dataset, samples: Sequence[Sample]) -> list[Prediction]:
             ids = tuple(documents[i].id for i in rows)
             found[sample.id] = Prediction(sample.id, None, ids, tuple(scores))
     return [found.get(sample.id, Prediction(sample.id, None)) for sample in samples]
+
+
+def bm25(dataset: Dataset, samples: Sequence[Sample]) -> list[Prediction]:
+    """Retrieval only: documents by BM25 of the question's words with their texts (`rag_mm.evaluate.bm25`).
+
+    A picture is not looked at: of picture questions only what their words find.
+    """
+    index = Bm25(dataset.store)
+    ids, scores = index.search([sample.question for sample in samples], k=min(DEPTH, len(index.ids)))
+    return [Prediction(s.id, None, tuple(i), tuple(v)) for s, i, v in zip(samples, ids, scores, strict=True)]

@@ -29,6 +29,7 @@ from rag_mm.evaluate.answer import DEPTH, Answerer, Run
 from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.evaluate.factbook import Scored, TaskConfig
 from rag_mm.evaluate.finished import Finished, open_finished
+from rag_mm.evaluate.row_scores import DEFINITIONS, INTERVAL
 from rag_mm.evaluate.rows import ROWS
 from rag_mm.launch import only_one
 from retriever.index import Index, list_versions
@@ -56,7 +57,8 @@ class Evaluated:
     def result(self) -> dict[str, Any]:
         """The contents of the result file."""
         rows = [factbook.make_row(name, items) for name, items in self.scored.items()]
-        return {"rows": rows, "comparisons": factbook.compare(self.scored), **self.header}
+        about = {"definitions": DEFINITIONS, "intervals": INTERVAL}
+        return {"rows": rows, "comparisons": factbook.compare(self.scored), **about, **self.header}
 
 
 def evaluate_run(
@@ -90,7 +92,8 @@ def evaluate_run(
         header = describe_data(run.dataset, task)
         header |= {"run_dir": str(run.directory), "step": run.step, "steps": run.config.train.steps}
         header["index"] = describe_index(run, index)
-        header["decoding"] = _describe(decoding)
+        header["k"] = run.config.retriever.k
+        header["decoding"] = describe_decoding(decoding)
         header["truncated"] = _truncated(scored)
         evaluated = Evaluated(scored, header, directory / f"{task.name}.json")
         if first:
@@ -144,20 +147,25 @@ def _finished(run: Run, task: TaskConfig, decoding: DecodingConfig, directory: P
 
 def _made_with(run: Run, decoding: DecodingConfig) -> dict[str, Any]:
     """Everything that decides a prediction."""
-    state = checkpoint.checkpoint_dir(run.directory, run.step) / "state.json"
     config = dataclasses.replace(run.config, run_dir="", evaluate=DecodingConfig())
     return {
-        "checkpoint": hashlib.sha256(state.read_bytes()).hexdigest(),
+        "checkpoint": checkpoint_hash(run),
         "step": run.step,
         "config": hashlib.sha256(dump(config).encode()).hexdigest(),
         "data": run.dataset.fingerprint,
         "store": run.dataset.store.version,
-        "decoding": _describe(decoding),
+        "decoding": describe_decoding(decoding),
         "depth": DEPTH,
     }
 
 
-def _describe(decoding: DecodingConfig) -> dict[str, Any]:
+def checkpoint_hash(run: Run) -> str:
+    """Of the file that describes the checkpoint: step, data, resolved configuration."""
+    state = checkpoint.checkpoint_dir(run.directory, run.step) / "state.json"
+    return hashlib.sha256(state.read_bytes()).hexdigest()
+
+
+def describe_decoding(decoding: DecodingConfig) -> dict[str, Any]:
     """What decides answers, and nothing else; a file by what is in it."""
     described: dict[str, Any] = {"decoding": decoding.decoding}
     if decoding.decoding == "beam":

@@ -16,7 +16,7 @@ from typing import Any
 
 from data.dataset import Dataset, Sample
 from data.factbook_questions import stable_hash
-from rag_mm.evaluate import baselines
+from rag_mm.evaluate import baselines, row_scores
 from rag_mm.evaluate.answer import Answerer, Prediction
 from rag_mm.evaluate.bootstrap import bootstrap, paired_bootstrap
 from rag_mm.evaluate.finished import Finished
@@ -152,14 +152,18 @@ def predict(
         return answerer.answer(
             samples, row.documents, progress=progress, row=name, finished=finished, interrupt=interrupt
         )
-    predictions = {"most_frequent": baselines.most_frequent, "pixels": baselines.pixels}[name](dataset, samples)
+    makers = {"most_frequent": baselines.most_frequent, "pixels": baselines.pixels, "bm25": baselines.bm25}
+    predictions = makers[name](dataset, samples)
     if progress is not None:
         progress(len(samples))
     return predictions
 
 
 def make_row(name: str, scored: Sequence[Scored]) -> dict[str, Any]:
-    """A row of the table, folds pooled or not; intervals resample countries."""
+    """A row of the table, folds pooled or not; intervals resample countries.
+
+    ``figures`` has every figure with interval and number of questions (`rag_mm.evaluate.row_scores`).
+    """
     given = ROWS[name].documents == "gold"  # it was given the right document, which is no merit
     kinds = {kind: [s for s in scored if s.sample.kind == kind] for kind in KINDS}
     fields: defaultdict[str, list[Scored]] = defaultdict(list)
@@ -178,6 +182,8 @@ def make_row(name: str, scored: Sequence[Scored]) -> dict[str, Any]:
         row[metric] = {kind: None if given else _mean(items, metric) for kind, items in kinds.items()}
     row["hit@1_interval"] = {kind: None if given else _interval(items, "hit@1") for kind, items in kinds.items()}
     row["em_unseen_answers"] = _mean([s for s in scored if s.unseen], "em")
+    figures = row_scores.figures(row_scores.scores_of([s.record(name) for s in scored]), seed=SEED)
+    row["figures"] = {metric: figure for metric, figure in figures.items() if not (given and metric[:4] == "hit@")}
     return row
 
 

@@ -16,6 +16,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from data import images
 from data.document_store import Document, DocumentStore
@@ -33,6 +34,25 @@ def curves(run_dir: str | Path, path: Path, *, title: str) -> Path:
     Raises:
         ValueError: if the run has no metrics yet.
     """
+    return _save(_curves(run_dir, title=title), path)
+
+
+def curves_svg(run_dir: str | Path, *, title: str) -> str:
+    """The same as an ``<svg>`` element to stand inside a page, without anything that a browser would fetch.
+
+    Raises:
+        ValueError: if the run has no metrics yet.
+    """
+    figure, buffer = _curves(run_dir, title=title), io.StringIO()
+    nobody = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # metadata; the date would change the page
+    with matplotlib.rc_context({"svg.hashsalt": "curves"}):
+        figure.savefig(buffer, format="svg", metadata=nobody)
+    pyplot.close(figure)
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _curves(run_dir: str | Path, *, title: str) -> Figure:
     records = read_metrics(run_dir)
     if not records:
         raise ValueError(f"{run_dir} has no metrics to draw")
@@ -52,7 +72,7 @@ def curves(run_dir: str | Path, path: Path, *, title: str) -> Path:
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlim(0, records[-1]["step"])
     figure.suptitle(title)
-    return _save(figure, path)
+    return figure
 
 
 def _line(axes: Axes, records: Sequence[dict[str, Any]], value: Any, *, label: str, colour: str) -> None:

@@ -20,11 +20,12 @@ from torch import Tensor
 from data.dataset import Dataset, Sample
 from rag_mm.batch import Collator
 from rag_mm.config import Config
+from rag_mm.evaluate.bm25 import Bm25
 from rag_mm.evaluate.layout import Layout
 from retriever.embed import document_features
 from retriever.index import Index
 
-Documents = Literal["retrieved", "gold", "none"]
+Documents = Literal["retrieved", "gold", "none", "bm25"]
 DEPTH = 4  # hit@4 is the deepest that is reported
 BLOCK = 64
 
@@ -35,7 +36,7 @@ class Found:
 
     Attributes:
         ids: of documents, best first: all that were searched for, of which the reader reads the first ``num_read``.
-        scores: query.document of each.
+        scores: query.document of each, or BM25's.
         query_E: embedding of the question.
         document_kE: embeddings of the documents that the reader reads; zeros (1, E) for a closed book.
     """
@@ -62,6 +63,7 @@ class Retrieval:
         self, config: Config, dataset: Dataset, collator: Collator, layout: Layout, index: Index | None
     ) -> None:
         self.config, self.dataset, self.collator, self.layout, self.index = config, dataset, collator, layout, index
+        self._bm25: tuple[int, Bm25] | None = None  # of the store as of an edit
 
     def find(self, samples: Sequence[Sample], documents: Documents) -> list[Found]:
         """For the questions of one block; all ranks of a replica call it."""
@@ -90,11 +92,22 @@ class Retrieval:
         """Document ids, best first, and their scores (None: to be computed)."""
         if documents == "gold":
             return [[sample.subject] for sample in samples], None
-        found = None
-        if self.layout.searches:
+        found: tuple[list[list[str]], list[list[float]]] | None = None
+        if self.layout.searches and documents == "bm25":
+            memory = self._words()
+            depth = min(max(self.config.retriever.k, DEPTH), len(memory.ids))
+            found = memory.search([sample.question for sample in samples], k=depth)
+        elif self.layout.searches:
             if self.index is None:
                 raise ValueError("nothing can be retrieved without an index")
             depth = min(max(self.config.retriever.k, DEPTH), len(self.index.ids))
             ids, scores = self.index.search(query, k=depth)
             found = ids, scores.tolist()
         return self.layout.over_stages(found)
+
+    def _words(self) -> Bm25:
+        """The memory's words, made anew if it was edited."""
+        edit = self.dataset.store.num_edits
+        if self._bm25 is None or self._bm25[0] != edit:
+            self._bm25 = edit, Bm25(self.dataset.store)
+        return self._bm25[1]

@@ -25,6 +25,7 @@ class Row:
         overrides: from the configuration of `joint`, the fields that differ; None: the row trains nothing.
         weights_of: row whose weights it uses; empty: a baseline without weights.
         documents: what its reader reads.
+        on_request: only where ``--rows`` names it.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Row:
     overrides: Callable[[Config], Overrides] | None = None
     weights_of: str = ""
     documents: Documents = "retrieved"
+    on_request: bool = False
 
 
 FROZEN = {"train.joint_retriever_scale": 0.0}
@@ -57,6 +59,9 @@ ROWS: dict[str, Row] = {
         Row("most_frequent", "commonest training answer of each field"),
         Row("closed_book", "the same reader, no documents", _closed_book, "closed_book", "none"),
         Row("pixels", "most similar 12 x 12 pixels, retrieval only"),
+        Row("bm25", "BM25 of the question's words, retrieval only", on_request=True),
+        Row("no_documents", "joint's reader, nothing to read", None, "joint", "none", on_request=True),
+        Row("bm25_documents", "joint's reader reads what BM25 finds", None, "joint", "bm25", on_request=True),
         Row("gold_document", "joint's reader, right document given", None, "joint", "gold"),
         Row(
             "frozen_retriever",
@@ -79,6 +84,8 @@ ROWS: dict[str, Row] = {
         Row("joint", "everything together", lambda config: {}, "joint"),
     )
 }
+
+USUAL_ROWS = tuple(name for name, row in ROWS.items() if not row.on_request)
 
 # What is compared question by question: row, other row, metric, kind of question.
 COMPARISONS: tuple[tuple[str, str, str, str], ...] = (
