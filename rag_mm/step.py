@@ -118,7 +118,7 @@ class JointStep:
         )  # fmt: skip
 
     def take_role(self, role: Role) -> None:
-        """From now on, decode only the pictures that this rank computes with."""
+        """From now on, prepare only the pictures that this rank computes with."""
         self.role = role
         self.__dict__.pop("_queries_of", None)
 

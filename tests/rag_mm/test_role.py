@@ -1,4 +1,4 @@
-"""Ranks decode only the pictures they compute with, and stop if they read different batches."""
+"""Ranks prepare only the pictures they compute with, and stop if they read different batches."""
 
 from __future__ import annotations
 
