@@ -5,7 +5,8 @@ typed values. What it says about a mistake, however, is written for the author o
 checked here first, against the dataclasses themselves, and its complaints about types are put into one
 sentence that names field, value and what is allowed. Such mistakes end with exit status 2.
 
-Files are read as safe YAML: no tags, no objects, and no key twice.
+Files are read as a small part of YAML: no tags, no objects, no anchors, no key twice, and of bounded size and
+depth. Anchors make a file of a hundred lines mean a billion values, and a configuration needs none.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import yaml
 
+from data.json_files import read_regular
+
 Config = TypeVar("Config")
+LARGEST_FILE = 256 << 10  # bytes; reading takes seconds beyond it, and a configuration takes a hundredth of it
+DEEPEST = 20  # levels of mappings and lists in each other
+SHOWN = 200  # characters of a wrong value that a message repeats
 OWN_FLAGS = ("config", "print_config", "help")
 
 
@@ -156,37 +162,88 @@ def _nearest(key: str, known: Iterable[str]) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML in which a key that occurs twice is an error rather than a silent replacement."""
+    """Safe YAML without tags and anchors, not deep, in which a key that occurs twice is an error."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise yaml.MarkedYAMLError(
+                problem="anchors and aliases (& and *) are not read; write the values out",
+                problem_mark=event.start_mark,
+            )
+        if getattr(event, "tag", None) is not None:
+            raise yaml.MarkedYAMLError(
+                problem=f"the tag {event.tag} is not read; leave it out", problem_mark=event.start_mark
+            )
+        if self._depth >= DEEPEST:
+            raise yaml.MarkedYAMLError(problem=f"more than {DEEPEST} levels deep", problem_mark=event.start_mark)
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+        except ValueError as error:  # a date that does not exist, a number of thousands of digits
+            raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
+        if isinstance(value, int) and value.bit_length() > 64:
+            raise yaml.MarkedYAMLError(problem="a number of more than 64 bits", problem_mark=node.start_mark)
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys: set[str] = set()
         for key_node, _ in node.value:
-            if key_node.value in keys:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key_node.value} occurs twice", problem_mark=key_node.start_mark
-                )
-            keys.add(key_node.value if isinstance(key_node.value, str) else repr(key_node.value))
+            key = key_node.value if isinstance(key_node.value, str) else repr(key_node.value)
+            if key in keys:
+                raise yaml.MarkedYAMLError(problem=f"key {_shown(key)} occurs twice", problem_mark=key_node.start_mark)
+            keys.add(key)
         return super().construct_mapping(node, deep)
+
+
+def read_yaml(text: str, *, what: str) -> dict[Any, Any]:
+    """The mapping in a text of YAML; empty if it holds nothing.
+
+    Args:
+        what: says in messages whose contents they are, such as "--config is c.yaml, which".
+
+    Raises:
+        ValueError: it is not what this program reads; says where.
+    """
+    try:
+        loaded = yaml.load(text, Loader=_StrictLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{what} is not valid YAML{place}: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{what} is not valid YAML: {error}") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ValueError(f"{what} holds a {type(loaded).__name__}; it must be a mapping of sections")
+    return loaded
 
 
 def _load(path: Path) -> dict[Any, Any]:
     try:
-        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        text = read_regular(path, largest=LARGEST_FILE, pipes=True).decode("utf-8")
+        return read_yaml(text, what=f"--config is {path}, which")
     except FileNotFoundError:
         fail(f"--config is {path}, which does not exist")
     except (OSError, UnicodeDecodeError) as error:
         fail(f"--config is {path}, which cannot be read: {getattr(error, 'strerror', None) or error}")
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        fail(f"--config is {path}, which is not valid YAML{place}: {error.problem}")
-    except yaml.YAMLError as error:
-        fail(f"--config is {path}, which is not valid YAML: {error}")
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
-        fail(f"--config is {path}, which holds a {type(loaded).__name__}; it must be a mapping of sections")
-    return loaded
+    except ValueError as error:
+        fail(str(error) if str(error).startswith("--config") else f"--config is {path}, which cannot be read: {error}")
+
+
+def _shown(value: object) -> str:
+    """A value as a message repeats it: not all of what is long."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
 
 
 def _flatten(config_class: type, loaded: dict[Any, Any], *, where: str, prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -195,7 +252,8 @@ def _flatten(config_class: type, loaded: dict[Any, Any], *, where: str, prefix: 
     for key, value in loaded.items():
         name = f"{prefix}{key}"
         if key not in hints:
-            fail(f"key {name} in {where} does not exist{_nearest(name, [prefix + known for known in hints])}")
+            near = "" if len(name) > SHOWN else _nearest(name, [prefix + known for known in hints])
+            fail(f"key {_shown(name)} in {where} does not exist{near}")
         if not dataclasses.is_dataclass(hints[key]):
             yield name, value
         elif value is None:
@@ -204,7 +262,7 @@ def _flatten(config_class: type, loaded: dict[Any, Any], *, where: str, prefix: 
             section = typing.cast(type, hints[key])
             yield from _flatten(section, value, where=where, prefix=f"{name}.")
         else:
-            fail(f"{name} in {where} is {value!r}; it must be a mapping of its fields")
+            fail(f"{name} in {where} is {_shown(repr(value))}; it must be a mapping of its fields")
 
 
 def _parser(config_class: type, *, prog: str, description: str) -> Any:
@@ -229,7 +287,7 @@ def _convert(parser: Any, leaves: dict[str, Any], key: str, value: Any, origin: 
     import jsonargparse
 
     hint = leaves[key]
-    problem = f"{key}{origin} is {value!r}; it must be {describe(hint)}"
+    problem = f"{key}{origin} is {_shown(repr(value))}; it must be {describe(hint)}"
     if not origin and hint is str:
         return value  # from the command line every text is a text, also "1e3" and "null"
     if origin and isinstance(value, bool) and hint in (int, float):

@@ -16,13 +16,14 @@ import json
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeGuard, TypeVar
 
 from data import images
 from data.bad_data import BadData
 from data.config import DataConfig
 from data.decoding import UndecodableError
 from data.document_store import DocumentStore
+from data.json_files import read_json
 from data.sample_ids import from_key
 from data.samples import Pair, Sample, read_pair, read_question
 from data.shard_set import RawSample, ShardSet
@@ -30,6 +31,7 @@ from data.tokenizers import load_tokenizer
 
 SPLITS = ("train", "dev", "test")
 KEPT, KEPT_BYTES = 16384, 256 << 20  # samples of a split that are kept parsed, and their bytes in the shards
+ANEW = "prepare the data set anew, or restore the file from a copy"
 TOGETHER = 256  # samples that are read together when all are asked for
 
 
@@ -50,7 +52,7 @@ class _Part:
     def entities(self) -> list[str | None]:
         """The entity of each sample."""
         path = self.directory / "entities.json"
-        entities: list[str | None] = json.loads(path.read_text(encoding="utf-8"))
+        entities: list[str | None] = read_json(path, kind=list, advice=ANEW)
         if len(entities) != len(self):
             raise ValueError(f"{path} names {len(entities)} entities, but the shards hold {len(self)} samples")
         return entities
@@ -210,20 +212,19 @@ class Dataset:
         self.directory = Path(directory)
         path = self.directory / "dataset.json"
         try:
-            self.info: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            self.info: dict[str, Any] = read_json(path, advice=ANEW)
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"no data set at {self.directory}; make one with "
                 f"`python -m data.prepare factbook --out {self.directory}`"
             ) from None
-        folds = json.loads((self.directory / "splits.json").read_text(encoding="utf-8")).get("folds")
+        folds = _read_folds(self.directory / "splits.json")
         if folds is None and fold:
             raise ValueError(f"data.fold is {fold}; {self.directory} has the splits of its source, which is fold 0")
         if folds is not None and not 0 <= fold < len(folds):
             raise ValueError(f"data.fold is {fold}; this data set has folds 0 to {len(folds) - 1}")
         self.fold, self.has_folds = fold, folds is not None
-        self.fields: list[str] = list(self.info["fields"])
-        self.fingerprint: str = self.info["fingerprint"]
+        self.fields, self.fingerprint = _fields_and_fingerprint(self.info, path)
         held_out = {"dev": (), "test": ()} if folds is None else folds[fold]
         self.held_out: dict[str, tuple[str, ...]] = {s: tuple(held_out[s]) for s in ("dev", "test")}
         self.store = DocumentStore(
@@ -254,7 +255,7 @@ class Dataset:
         """Documents that training questions ask about, sorted; of converted data without a look at the questions."""
         path = self.directory / "asked.json"
         if path.exists():
-            asked: list[str] = json.loads(path.read_text(encoding="utf-8"))
+            asked: list[str] = read_json(path, kind=list, advice=ANEW)
             return asked
         return sorted({sample.subject for sample in self.questions("train") if sample.weight and sample.subject})
 
@@ -325,6 +326,29 @@ class Dataset:
             part, positions = self._members_of(part_name, split)
             views[key] = SplitView(part, positions, name=f"{part_name}/{split}", item_type=item_type)
         return views[key]
+
+
+def _fields_and_fingerprint(info: dict[str, Any], path: Path) -> tuple[list[str], str]:
+    names, mark = info.get("fields", 0), info.get("fingerprint")
+    if not _are_texts(names) or not isinstance(mark, str):
+        raise ValueError(f"{path} is damaged: it must hold fields (a list of texts) and fingerprint (a text); {ANEW}")
+    return names, mark
+
+
+def _read_folds(path: Path) -> list[dict[str, list[str]]] | None:
+    """The entities that each fold holds out, or None where the source has splits of its own."""
+    folds = read_json(path, advice=ANEW).get("folds")
+    if folds is None:
+        return None
+    if isinstance(folds, list) and all(
+        isinstance(fold, dict) and all(_are_texts(fold.get(split)) for split in ("dev", "test")) for fold in folds
+    ):
+        return folds
+    raise ValueError(f"{path} is damaged: folds must be a list, each with lists of texts, dev and test; {ANEW}")
+
+
+def _are_texts(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def digest(ids: Iterable[str]) -> str:

@@ -204,7 +204,7 @@ def make_plan(
     busy = num_busy(parallel.pipeline_stages * parallel.data_replicas) if source and not cluster.device else 1
     if parallel.plan:
         try:
-            plan = Plan.from_json(Path(parallel.plan).read_text())
+            plan = Plan.read(parallel.plan)
         except OSError as error:
             raise ValueError(f"parallel.plan {parallel.plan}: {error.strerror}") from error
         plan.validate(program)

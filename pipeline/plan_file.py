@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from pipeline.program import BlockProgram, nearest
@@ -168,6 +169,21 @@ class Plan:
         return json.dumps(asdict(self), indent=2) + "\n"
 
     @classmethod
+    def read(cls, path: str | Path) -> Plan:
+        """Read a plan's file.
+
+        Raises:
+            OSError: if there is no such file or it cannot be read.
+            ValueError: names the file, and the field that is unknown, missing or mistyped.
+        """
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not UTF-8 (byte {error.start})") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
     def from_json(cls, text: str) -> Plan:
         """Read a plan.
 
@@ -176,7 +192,7 @@ class Plan:
         """
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"plan: not valid JSON ({error})") from error
         fields = {"stages": list, "schedule": str, "num_microbatches": int, "step_s": float, "bubble": float}
         later = {"num_ranks": int, "recomputed": list, "reduce_s": float}  # absent in plans written by hand

@@ -99,7 +99,7 @@ class Profile:
             data = json.loads(text)
             blocks = tuple(BlockProfile(**_tuples(BlockProfile, block)) for block in data.pop("blocks"))
             return cls(blocks=blocks, **_tuples(cls, data))
-        except (json.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"not a profile written by this program ({error})") from error
 
 

@@ -90,10 +90,14 @@ class BadStepsFile:
     """``bad_steps.jsonl`` of a run: one line for each step that was not taken."""
 
     def __init__(self, run_dir: Path, *, start_step: int) -> None:
-        """Cut the file back to ``start_step``, as a resumed run does with its metrics."""
+        """Cut the file back to ``start_step``, as a resumed run does with its metrics.
+
+        Raises:
+            ValueError: if the file is damaged; names it.
+        """
         self.path = run_dir / FILE
         if self.path.exists():
-            kept = [line for line in _whole_lines(self.path) if json.loads(line)["step"] <= start_step]
+            kept = [line for line in _whole_lines(self.path) if _step(line, self.path) <= start_step]
             temporary = self.path.with_suffix(".tmp")
             temporary.write_text("".join(kept))
             temporary.replace(self.path)
@@ -113,4 +117,14 @@ class BadStepsFile:
 
 def _whole_lines(path: Path) -> list[str]:
     """Lines that end; the last one may have been cut off by a crash."""
-    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [line for line in path.read_text(errors="replace").splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _step(line: str, path: Path) -> int:
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        step = None
+    if not isinstance(step, int):
+        raise ValueError(f"{path} is damaged: {line.strip()[:80]!r} is not a line of it; restore or remove the file")
+    return step

@@ -14,6 +14,7 @@ one checkpoint is on its way at a time.
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +34,7 @@ from retriever import checkpoint_files as files
 from retriever.checkpoint_files import DamagedCheckpointError
 from retriever.durable_files import sync
 
+STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -46,7 +48,8 @@ def list_steps(run_dir: str | Path) -> list[int]:
     folder = Path(run_dir) / "checkpoints"
     if not folder.is_dir():
         return []
-    return sorted(int(p.name[5:]) for p in folder.glob("step-*") if p.name[5:].isdigit() and (p / files.STATE).exists())
+    steps = [p for p in folder.glob("step-*") if STEP.fullmatch(p.name)]
+    return sorted(int(p.name[5:]) for p in steps if (p / files.STATE).exists())
 
 
 def read_state(run_dir: str | Path, step: int) -> dict[str, Any]:

@@ -26,9 +26,14 @@ class MetricsWriter:
     """Appends one line a step, after cutting the file back to ``start_step`` (a resumed run has each step once).
 
     A line that cannot be written (a full disk) does not end training: it is kept and written with the next one.
+    TensorBoard events, which say the same, are given up after the first that cannot be written.
 
     Attributes:
         problem: why lines are waiting, or None.
+        events_problem: why events are no longer written, or None.
+
+    Raises:
+        ValueError: if ``metrics.jsonl`` is damaged before its last line; names it.
     """
 
     def __init__(self, run_dir: Path, *, start_step: int) -> None:
@@ -38,6 +43,7 @@ class MetricsWriter:
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         temporary.replace(self.path)
         self.problem: str | None = None
+        self.events_problem: str | None = None
         self._waiting = b""
         self._descriptor = os.open(self.path, os.O_WRONLY)
         self._end = os.lseek(self._descriptor, 0, os.SEEK_END)
@@ -48,9 +54,13 @@ class MetricsWriter:
         self._waiting += json.dumps(_finite(record)).encode() + b"\n"
         with contextlib.suppress(OSError):
             self._write_waiting()
-        for name, value in _flat(record):
-            if isinstance(value, int | float) and name != "step":
-                self._events.add_scalar(name, value, record["step"])
+        if self.events_problem is None:
+            try:
+                for name, value in _flat(record):
+                    if isinstance(value, int | float) and name != "step":
+                        self._events.add_scalar(name, value, record["step"])
+            except OSError as error:  # of the thread that writes them, some steps ago
+                self.events_problem = str(error)
 
     def _write_waiting(self) -> None:
         """Whole lines or none of them: what a failed write left behind is cut off by the next."""
@@ -80,7 +90,8 @@ class MetricsWriter:
             self.sync()
         finally:
             os.close(self._descriptor)
-            self._events.close()
+            with contextlib.suppress(OSError):  # they say nothing that metrics.jsonl does not
+                self._events.close()
 
 
 class Window:
@@ -113,18 +124,30 @@ class Window:
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``; a last line that was cut off by a crash is left out."""
+    """The lines of ``metrics.jsonl``; a last line that was cut off by a crash is left out.
+
+    Raises:
+        ValueError: if another line is not what was written; names it.
+    """
     path = Path(run_dir) / "metrics.jsonl"
     if not path.exists():
         return []
-    lines = path.read_text().splitlines()
+    lines = path.read_bytes().split(b"\n")
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = json.loads(line) if line else None
+            if line and not (isinstance(record, dict) and isinstance(record.get("step"), int)):
+                raise ValueError("no step")
+        except (ValueError, RecursionError):
             if number < len(lines):
-                raise ValueError(f"{path}, line {number} is not JSON") from None
+                raise ValueError(
+                    f"{path} is damaged: line {number} is not a step's; restore the file, or remove that line and "
+                    "those after it"
+                ) from None
+            continue
+        if record is not None:
+            records.append(record)
     return records
 
 

@@ -139,7 +139,7 @@ def _given_plan(config: Config) -> Plan | None:
     parallel = config.parallel
     if not parallel.plan:
         return None
-    plan = Plan.from_json(Path(parallel.plan).read_text())
+    plan = Plan.read(parallel.plan)
     for name, theirs, ours in (
         ("pipeline_stages", plan.num_ranks, parallel.pipeline_stages),
         ("chunks", plan.num_stages // plan.num_ranks, parallel.chunks),

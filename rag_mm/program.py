@@ -70,7 +70,7 @@ def for_planning(
 def _vision(config: Config, reader: BlockProgram, joint: JointStep, mesh: Mesh) -> tuple[Vision | None, str]:
     """As training would: what a given plan says, or what `choose_vision` finds."""
     if config.parallel.plan and config.reader.vision == "auto":
-        given = Plan.from_json(Path(config.parallel.plan).read_text())
+        given = Plan.read(config.parallel.plan)
         vision = make_vision(mode_of(given), reader, mesh, num_microbatches=config.parallel.num_microbatches)
         return vision, ""
     vision, _, said = choose_vision(config, reader, joint, mesh)

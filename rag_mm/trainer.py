@@ -90,7 +90,8 @@ class Trainer:
         self.step = 0
         self.trained = 0  # steps of this process
         self.bad_steps = BadSteps(sigma=config.train.spike_sigma, window=config.train.spike_window)
-        self._bad_steps_file: BadStepsFile | None = None  # of the first rank, once the run goes on
+        self._writer: MetricsWriter | None = None  # of the first rank, as the next
+        self._bad_steps_file: BadStepsFile | None = None
         self._save_s = 0.0  # that the last step's end waited for a checkpoint
 
     def _newest_checkpoint(self) -> int | None:
@@ -138,7 +139,7 @@ class Trainer:
             return DealtTowers(self.model.encoder, self.mesh)
         path = self.run_dir / "towers.json"
         resumes = self.resume_from is not None
-        saved = path.read_text() if self.mesh.is_first and resumes and path.exists() else None
+        saved = Plan.read(path).to_json() if self.mesh.is_first and resumes and path.exists() else None
         text = self.mesh.broadcast(saved)
         plan, parallel = None if text is None else Plan.from_json(text), self.config.parallel
         layout = (parallel.pipeline_stages, parallel.num_microbatches)
@@ -156,7 +157,7 @@ class Trainer:
         path, parallel = self.run_dir / "plan.json", self.config.parallel
         saved = None
         if self.mesh.is_first and self.resume_from is not None and path.exists() and not parallel.plan:
-            plan = Plan.from_json(path.read_text())
+            plan = Plan.read(path)
             if (plan.num_ranks, plan.num_stages, plan.schedule, plan.num_microbatches) == (
                 parallel.pipeline_stages, parallel.num_stages, parallel.schedule, parallel.num_microbatches
             ):  # fmt: skip
@@ -191,6 +192,24 @@ class Trainer:
         if state["index_version"] is not None:
             self.memory.load(state["index_version"], staleness=state["staleness"])
         self._say(f"resumed from step {self.step} of {self.run_dir}")
+
+    def open_files(self) -> None:
+        """Cut the run's files back to the step that it goes on from.
+
+        Raises:
+            ValueError: on every rank, if one is damaged; names it.
+            OSError: on every rank, if one cannot be written.
+        """
+        problem: ValueError | OSError | None = None
+        if self.mesh.is_first:
+            try:
+                self._writer = MetricsWriter(self.run_dir, start_step=self.step)
+                self._bad_steps_file = BadStepsFile(self.run_dir, start_step=self.step)
+            except (ValueError, OSError) as error:
+                problem = OSError(str(error)) if isinstance(error, OSError) else ValueError(str(error))
+        problem = self.mesh.broadcast(problem)
+        if problem is not None:
+            raise problem
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """What this rank reads and writes of a checkpoint, by global name."""
@@ -271,14 +290,14 @@ class Trainer:
     def run(self, interrupt: launch.Interrupt) -> int:
         """Train to the last step or an interruption; gives the exit status."""
         every, steps = self.config.checkpoint.every_n_steps, self.config.train.steps
-        writer = MetricsWriter(self.run_dir, start_step=self.step) if self.mesh.is_first else None
-        self._bad_steps_file = BadStepsFile(self.run_dir, start_step=self.step) if self.mesh.is_first else None
+        writer = self._writer
         bad_samples = BadSamples(
             [self.joint.questions.bad, self.joint.pairs.bad], max_share=self.config.data.max_bad_share,
             epochs=self._epochs(), say=self._say,
         )  # fmt: skip
         live = LiveLine(self.console, title="training", start=self.step, steps=steps)
         files = contextlib.closing(writer) if writer else contextlib.nullcontext()
+        events_said = False
         with live, files, self.joint.reading_ahead(start=self.step):
             while self.step < steps:
                 with self.watched():
@@ -286,6 +305,9 @@ class Trainer:
                 if writer is not None:
                     writer.write(record)
                     live.update(record)
+                    if writer.events_problem is not None and not events_said:
+                        events_said = True
+                        self._say(f"TensorBoard events end here ({writer.events_problem}); metrics.jsonl has all")
                 self._look_after_saving()
                 if self.bad_steps.in_a_row >= self.config.train.max_bad_steps:
                     self._say_too_many_bad_steps()
@@ -461,6 +483,7 @@ def main(argv: Sequence[str]) -> int:
             with launch.watched(roll_call):
                 trainer = Trainer(config, roll_call)
                 trainer.resume()
+                trainer.open_files()
         except LostRankError as error:
             print(f"rank {dist.get_rank()} stops: {error}", file=sys.stderr)
             return launch.EXIT_FAILED
@@ -471,6 +494,14 @@ def main(argv: Sequence[str]) -> int:
         except (ProofError, BadDataError) as error:
             if first:
                 print(error, file=sys.stderr)
+            return launch.EXIT_FAILED
+        except OSError as error:
+            if first:
+                print(
+                    f"{config.run_dir} could not be written: {error}; make room there, or use another --run-dir",
+                    file=sys.stderr,
+                    flush=True,
+                )
             return launch.EXIT_FAILED
         try:
             status = trainer.run(interrupt)
@@ -485,7 +516,11 @@ def main(argv: Sequence[str]) -> int:
             if first:
                 kept = checkpoint.list_steps(config.run_dir)
                 there = f"the last checkpoint is of step {kept[-1]}" if kept else "there is no checkpoint"
-                print(f"{config.run_dir} could not be written: {error}; {there}", file=sys.stderr, flush=True)
+                print(
+                    f"{config.run_dir} could not be written: {error}; {there}: make room there, then run the same "
+                    "command to go on from it",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
             os._exit(launch.EXIT_FAILED)  # a thread that still tries to write would hold the process
     launch.leave()
     return status
@@ -495,7 +530,7 @@ def _check_before_start(config: Config) -> None:
     """What can be said about the user's input before any rank is started."""
     try:
         dataset = Dataset.of(config.data)
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         fail(str(error))
     if config.train.documents == "retrieved" and config.retriever.k > len(dataset.store):
         fail(

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
+from data.json_files import read_json
 from retriever.durable_files import sha256, sync
 
 STATE = "state.json"
@@ -81,19 +82,27 @@ def read_state(folder: Path) -> dict[str, Any]:
     """
     path = folder / STATE
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = read_json(path)
         checksum, right = document["checksum"], _checksum(document)
         found = document["format"]
     except FileNotFoundError:
         raise FileNotFoundError(
             f"no checkpoint at {folder}; expected a folder such as RUN/checkpoints/step-900"
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedCheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+    except ValueError as error:
+        raise DamagedCheckpointError(str(error)) from None
+    except KeyError as error:
+        raise DamagedCheckpointError(f"{path} is damaged: {error} is missing") from None
     if found != FORMAT:
         raise DamagedCheckpointError(f"{path} has format {found}, this version reads {FORMAT}")
     if checksum != right:
         raise DamagedCheckpointError(f"{path} is damaged: its contents do not have the checksum in it")
+    files = document.get("files")
+    if not isinstance(files, dict) or not all(
+        isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
+        for entry in files.values()
+    ):
+        raise DamagedCheckpointError(f"{path} is damaged: files must name each file's size and sha256")
     return document
 
 
@@ -112,6 +121,8 @@ def verify(folder: Path, *, rank: int = 0, num_ranks: int = 1) -> None:
         path, right = folder / name, files[name]
         if name not in there:
             raise DamagedCheckpointError(f"{path} is missing")
+        if not path.is_file():  # a pipe or a device would never end
+            raise DamagedCheckpointError(f"{path} is not a regular file")
         if path.stat().st_size != right["size"]:
             raise DamagedCheckpointError(f"{path} has {path.stat().st_size} bytes, {right['size']} were written")
         if sha256(path) != right["sha256"]:

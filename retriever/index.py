@@ -10,11 +10,15 @@ Index scores only choose candidates. Ties break by document id, so equal vectors
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+import stat
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +26,15 @@ import numpy
 import torch
 from torch import Tensor
 
+from data.json_files import read_json, read_regular
 from retriever.durable_files import sha256, sync
 from retriever.faiss_import import faiss
 
 TIE_MARGIN = 16
+ANEW = "build the index again, or restore it from a copy"
+VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
+# faiss/impl/index_write.cpp: "IxFI", dimension, count, two dummies, trained, metric (0: inner product), floats.
+FLAT_HEADER = struct.Struct("<4siqqq?iQ")
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class Manifest:
         factory: faiss factory string; a flat index is exact.
         metric: how vectors are compared.
         sha256: of ``index.faiss``.
+        ids_sha256: of ``ids.json``.
     """
 
     encoder: str
@@ -55,6 +65,7 @@ class Manifest:
     factory: str = "Flat"
     metric: str = "inner product"
     sha256: str = ""
+    ids_sha256: str = ""
 
     def check(self, needed: Manifest, *, where: str) -> None:
         """Refuse an index that does not fit what is needed; it may cover fewer edits (and documents), but not more.
@@ -67,7 +78,7 @@ class Manifest:
             fits = mine <= value if name == "num_edits" else mine == value
             if name == "count" and self.num_edits < needed.num_edits:
                 fits = True  # edits add and delete documents
-            if name != "sha256" and not fits:
+            if name not in ("sha256", "ids_sha256") and not fits:
                 raise ValueError(f"the index at {where} does not fit: its {name} is {mine!r}, needed is {value!r}")
 
 
@@ -140,9 +151,13 @@ class Index:
         temporary.mkdir()
         try:
             faiss.write_index(self._vectors, str(temporary / "index.faiss"))
-            manifest = replace(self.manifest, sha256=sha256(temporary / "index.faiss"))
             (temporary / "ids.json").write_text(json.dumps(self.ids))
-            (temporary / "manifest.json").write_text(json.dumps(asdict(manifest), indent=2) + "\n")
+            manifest = replace(
+                self.manifest, sha256=sha256(temporary / "index.faiss"), ids_sha256=sha256(temporary / "ids.json")
+            )
+            document = asdict(manifest)
+            document["checksum"] = _checksum(document)
+            (temporary / "manifest.json").write_text(json.dumps(document, indent=2) + "\n")
             for path in (*temporary.iterdir(), temporary):
                 sync(path)
         except (OSError, RuntimeError) as error:  # faiss raises the latter when a disk is full
@@ -166,37 +181,83 @@ def load(directory: str | Path, *, version: int | None = None) -> Index:
 
     Raises:
         FileNotFoundError: if there is none; says which command makes one.
-        ValueError: if a file is damaged.
+        ValueError: if a file is damaged, or is not what this program writes; names it.
     """
     directory = Path(directory)
     if version is None:
-        try:
-            version = int((directory / "CURRENT").read_text())
-        except FileNotFoundError:
-            raise FileNotFoundError(
-                f"no index at {directory}; make one with "
-                f"`python -m retriever.build --config ... --index.dir {directory}`"
-            ) from None
+        version = _current(directory)
     folder = directory / "versions" / str(version)
+    path = folder / "index.faiss"
     try:
-        manifest = Manifest(**json.loads((folder / "manifest.json").read_text()))
-        ids = json.loads((folder / "ids.json").read_text())
-        found = sha256(folder / "index.faiss")
+        manifest = _read_manifest(folder / "manifest.json")
+        _check_file(folder / "ids.json", manifest.ids_sha256)
+        ids = read_json(folder / "ids.json", kind=list, advice=ANEW)
+        size = FLAT_HEADER.size + 4 * manifest.dim * manifest.count
+        _check_file(path, manifest.sha256, size=size)
+        _check_header(path, manifest)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"index version {version} of {directory} is incomplete: {error.filename}") from None
-    except (TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{folder}: manifest or ids are damaged ({error}); build the index again") from None
-    if found != manifest.sha256:
-        raise ValueError(
-            f"{folder / 'index.faiss'} is damaged: its checksum is not the manifest's; build the index again"
-        )
-    return Index(faiss.read_index(str(folder / "index.faiss")), ids, manifest)
+    if not all(isinstance(name, str) for name in ids):
+        raise ValueError(f"{folder / 'ids.json'} is damaged: not all of it are texts; {ANEW}")
+    return Index(faiss.read_index(str(path)), ids, manifest)
+
+
+def _current(directory: Path) -> int:
+    """The version that ``CURRENT`` names."""
+    path = directory / "CURRENT"
+    try:
+        text = read_regular(path, largest=64).decode("ascii", errors="replace").strip()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"no index at {directory}; make one with `python -m retriever.build --config ... --index.dir {directory}`"
+        ) from None
+    if not VERSION.fullmatch(text):
+        raise ValueError(f"{path} is damaged: it holds {text!r}, not the number of a version; {ANEW}")
+    return int(text)
+
+
+def _read_manifest(path: Path) -> Manifest:
+    document = read_json(path, largest=1 << 20, advice=ANEW)
+    known = {field.name: {"int": int, "str": str}[str(field.type)] for field in fields(Manifest)}
+    checksum = document.pop("checksum", None)
+    if checksum != _checksum(document):
+        raise ValueError(f"{path} is damaged: its contents do not have the checksum in it; {ANEW}")
+    if document.keys() != known.keys() or any(type(document[name]) is not kind for name, kind in known.items()):
+        raise ValueError(f"{path} is not a manifest of this version; {ANEW}")
+    manifest = Manifest(**document)
+    if manifest.factory != "Flat" or manifest.metric != "inner product":
+        raise ValueError(f"{path} names a {manifest.factory} index; this version reads flat ones; {ANEW}")
+    if not 1 <= manifest.dim <= 1 << 20 or not 0 <= manifest.count <= 1 << 40:
+        raise ValueError(f"{path} is damaged: {manifest.count} vectors of width {manifest.dim}; {ANEW}")
+    return manifest
+
+
+def _check_file(path: Path, right: str, *, size: int | None = None) -> None:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # a pipe or a device would never end
+        raise ValueError(f"{path} is not a regular file; {ANEW}")
+    if size is not None and status.st_size != size:
+        raise ValueError(f"{path} is damaged: it has {status.st_size} bytes, {size} are right; {ANEW}")
+    if sha256(path) != right:
+        raise ValueError(f"{path} is damaged: its checksum is not the manifest's; {ANEW}")
+
+
+def _check_header(path: Path, manifest: Manifest) -> None:
+    """Refuse all but a flat index of this size: faiss allocates what other headers claim."""
+    with path.open("rb") as file:
+        kind, dim, count, _, _, _, metric, num_floats = FLAT_HEADER.unpack(file.read(FLAT_HEADER.size))
+    if (kind, dim, count, metric, num_floats) != (b"IxFI", manifest.dim, manifest.count, 0, dim * count):
+        raise ValueError(f"{path} is not a flat index of {manifest.count} vectors of width {manifest.dim}; {ANEW}")
+
+
+def _checksum(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def list_versions(directory: str | Path) -> list[int]:
     """Numbers of the versions in an index folder, ascending."""
     folder = Path(directory) / "versions"
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
+    return sorted(int(p.name) for p in folder.iterdir() if VERSION.fullmatch(p.name)) if folder.is_dir() else []
 
 
 def prune(directory: str | Path, *, keep: int, named: Collection[int] = ()) -> None:

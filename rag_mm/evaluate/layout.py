@@ -193,7 +193,7 @@ def answering_plan(program: BlockProgram, config: LayoutConfig, run_dir: Path) -
         path = Path(config.plan)
         if not path.is_file():
             raise FileNotFoundError(f"parallel.plan is {str(path)!r}, which is not a file")
-        plan = Plan.from_json(path.read_text())
+        plan = Plan.read(path)
         if plan.num_ranks != config.pipeline_stages:
             raise ValueError(
                 f"parallel.pipeline_stages is {config.pipeline_stages}, but the plan {path} is for {plan.num_ranks} "
@@ -203,7 +203,7 @@ def answering_plan(program: BlockProgram, config: LayoutConfig, run_dir: Path) -
         return plan
     own = run_dir / "plan.json"
     if config.pipeline_stages > 1 and own.exists():
-        plan = Plan.from_json(own.read_text())
+        plan = Plan.read(own)
         names = [name for stage in plan.stages for name in stage.blocks]
         if plan.num_ranks == config.pipeline_stages and names == [block.name for block in program.blocks]:
             return plan

@@ -148,8 +148,8 @@ MISTAKES = {  # flags or file -> the one sentence
     ),
     "objects": (
         "run_dir: !!python/object/apply:os.getcwd []\n",
-        "--config is FILE, which is not valid YAML at line 1, column 10: could not determine a constructor "
-        "for the tag 'tag:yaml.org,2002:python/object/apply:os.getcwd'",
+        "--config is FILE, which is not valid YAML at line 1, column 10: the tag "
+        "tag:yaml.org,2002:python/object/apply:os.getcwd is not read; leave it out",
     ),
 }
 
