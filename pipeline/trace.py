@@ -30,7 +30,7 @@ from pipeline.lineage import Lineage, classify, within_microbatch
 from pipeline.operation_costs import OperationCosts
 from pipeline.parameter_ties import partial_ties
 from pipeline.profile import BlockProfile, Profile
-from pipeline.program import SAMPLE_ID, Block, BlockProgram
+from pipeline.program import SAMPLE_ID, Block, BlockProgram, nearest
 from pipeline.synchronised_norm import norm_statistics
 from pipeline.trace_cache import load, store, trace_key
 
@@ -91,11 +91,14 @@ def trace(
         agree: given what the cache has (None: nothing), what is taken instead; for ranks that must trace all or none.
 
     Raises:
-        ValueError: if the batch does not divide, a block gives NaN forward or backward (the error names it), or values
-            are needed of meta tensors.
+        ValueError: if the batch lacks an input or does not divide, a block gives NaN forward or backward (the error
+            names it), or values are needed of meta tensors.
     """
     if repeats < 1 or warmup < 0:
         raise ValueError(f"repeats is {repeats} and warmup {warmup}; at least 1 and 0 are needed")
+    for name in program.inputs_of(0, len(program.blocks)):
+        if name not in batch:
+            raise ValueError(f"the batch lacks input {name!r}, which a block reads{nearest(name, batch)}")
     num_samples = program.num_samples(batch)
     if num_microbatches < 1 or num_samples % num_microbatches:
         possible = ", ".join(str(m) for m in range(1, num_samples + 1) if num_samples % m == 0)

@@ -62,6 +62,11 @@ def test_nan_in_a_backward_names_the_block() -> None:
 def test_mistakes() -> None:
     with pytest.raises(ValueError, match="does not divide"):
         trace(fid_program(), fid_batch(), num_microbatches=4)
+    lacking = {name: tensor for name, tensor in fid_batch().items() if name != "target"}
+    with pytest.raises(ValueError, match=r"the batch lacks input 'target', which a block reads$"):
+        trace(fid_program(), lacking, num_microbatches=3)
+    with pytest.raises(ValueError, match=r"lacks input 'target'.*did you mean 'targets'"):
+        trace(fid_program(), {**lacking, "targets": fid_batch()["target"]}, num_microbatches=3)
     with pytest.raises(ValueError, match="repeats is 0"):
         trace(fid_program(), fid_batch(), num_microbatches=3, repeats=0)
     with pytest.raises(ValueError, match="batch of 1 sample"):
