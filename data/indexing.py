@@ -154,7 +154,11 @@ def _report(outcomes: Sequence[Outcome]) -> int:
     for outcome in failed:
         print(outcome.error, file=sys.stderr)
     if failed:
-        print(f"{len(failed)} of {len(outcomes)} tars could not be indexed", file=sys.stderr)
+        print(
+            f"{len(failed)} of {len(outcomes)} tars could not be indexed; a folder opens only when all its tars are: "
+            "mend them or move them out",
+            file=sys.stderr,
+        )
     return EXIT_USER if failed else EXIT_DONE
 
 

@@ -16,6 +16,7 @@ come after it.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -131,6 +132,18 @@ class _Opener(Generic[Item]):
         return _Fetch(self.open_source(), self.batches, self.part, self.decode, self.hints, self.first)
 
 
+def _require_picklable(**given: object) -> None:
+    """ValueError naming what workers, which are processes of their own, cannot be handed."""
+    for name, value in given.items():
+        try:
+            pickle.dumps(value)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"{name} is {value!r}, which workers cannot be handed ({error}); give a function of a module or a "
+                "functools.partial of one, or num_workers=0"
+            ) from None
+
+
 class Loader(Generic[Item]):
     """Batches from a cursor on, without end.
 
@@ -146,7 +159,8 @@ class Loader(Generic[Item]):
         hints: announce windows to the source.
 
     Raises:
-        ValueError: if the cursor is of another stream, or the batch does not divide into the parts.
+        ValueError: if the cursor is of another stream, the batch does not divide into the parts, or workers cannot be
+            handed ``open_source`` or ``decode``.
         WorkerError: from the iterator; see `data.ahead.Ahead`.
     """
 
@@ -166,6 +180,8 @@ class Loader(Generic[Item]):
         part = Part() if part is None else part
         part.rows(batches.batch_size)
         first = 0 if cursor is None else batches.go_on(cursor)
+        if num_workers > 0:
+            _require_picklable(open_source=open_source, decode=decode)
         self.batches = batches
         opener = _Opener(open_source, batches, part, decode, hints, first)
         self._ahead: Ahead[Batch[Item]] = Ahead(opener, start=first, stop=stop, num_workers=num_workers, depth=depth)

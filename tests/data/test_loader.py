@@ -311,6 +311,8 @@ def test_wrong_settings_are_named(folder: Path):
         (lambda: Loader(Recorded, batches, decode=number, part=Part(0, 4)), "multiple of the 4 parts"),
         (lambda: Loader(Recorded, batches, decode=number, num_workers=-1), "num_workers is -1"),
         (lambda: Loader(Recorded, batches, decode=number, cursor=Cursor("other", 1, 6)), "another stream"),
+        (lambda: Loader(Recorded, batches, decode=lambda s: s, num_workers=1), "decode is .* functools.partial of one"),
+        (lambda: Loader(lambda: Recorded(), batches, decode=number, num_workers=1), "open_source is .*lambda"),
         (lambda: Ahead(Recorded, depth=0), "depth 0"),  # type: ignore[arg-type]
     ):
         with pytest.raises(ValueError, match=said):
