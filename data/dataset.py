@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import json
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
