@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -202,6 +203,17 @@ CASES: dict[str, tuple[str, Break, str]] = {
         "00001.tar is not a whole uncompressed tar",
     ),
     "truncated tar": ("img2dataset", cut("laion/00000.tar", 2500), "00000.tar is not a whole uncompressed tar"),
+    # tarfile ends there without a word; no parquet counts what is missing
+    "tar cut between members": (
+        "img2dataset",
+        lambda root: _second_sample(root / "laion/00000.tar", b""),
+        "(in or after sample 000000000): it is cut off, there is no end mark at byte",
+    ),
+    "tar damaged between members": (
+        "img2dataset",
+        lambda root: _second_sample(root / "laion/00000.tar", b"x" * 2048),
+        "(in or after sample 000000000): it is damaged, there is no header of a member at byte",
+    ),
     "json in a tar": ("img2dataset", lambda root: _spoil(root / "laion/00000.tar"), "00000.tar, sample 000000000.json"),
     "gzip": (
         "wit",
@@ -220,6 +232,13 @@ def _spoil(tar: Path) -> None:
     data = tar.read_bytes()
     assert data.count(b'{"url"') >= 1
     tar.write_bytes(data.replace(b'{"url"', b'["url"', 1))
+
+
+def _second_sample(tar: Path, instead: bytes) -> None:
+    with tarfile.open(tar) as archive:
+        start = next(m.offset for m in archive if m.name.startswith("000000002."))
+    tar.write_bytes(tar.read_bytes()[:start] + instead)
+    tar.with_suffix(".parquet").unlink()
 
 
 @pytest.mark.parametrize("case", CASES)
