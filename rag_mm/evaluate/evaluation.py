@@ -81,6 +81,7 @@ def evaluate_run(
             this run.
         Interrupted: the same call goes on.
     """
+    require_questions(run.dataset, task.split)  # before the memory is embedded, which may take hours
     decoding, directory = decoding or run.config.evaluate, run.directory / "eval"
     first = run.layout.mesh.is_first
     with only_one(directory) if first else contextlib.nullcontext():
@@ -101,6 +102,15 @@ def evaluate_run(
             finished.remove()
         run.layout.mesh.barrier()
     return evaluated
+
+
+def require_questions(dataset: Dataset, split: str) -> None:
+    """ValueError if the split has no questions; it says which other split has some."""
+    if len(dataset.questions(split)):
+        return
+    others = [other for other in ("test", "dev") if other != split and len(dataset.questions(other))]
+    advice = f"; --split {others[0]} has {len(dataset.questions(others[0]))}" if others else ""
+    raise ValueError(f"the {split} split of {dataset.directory} has no questions{advice}")
 
 
 def score_rows(
