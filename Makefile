@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env quickstart test test-all lint format types lock faiss-gpu clean
+.PHONY: help env quickstart test test-all torture lint format types lock faiss-gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -40,6 +40,11 @@ test: env lint types ## everything that checks the project, but the slow tests
 
 test-all: env lint types ## the slow tests too
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 30 $(PYTEST_ARGS)
+
+torture: env ## kill training 200 times (at most 20 minutes), look for losses, write the table of docs/reliability.md
+	@test -e data/factbook/dataset.json || $(BIN)/python -m data.prepare factbook --out data/factbook
+	@$(BIN)/python -m benchmarks.reliability.torture
+	@$(BIN)/python -m benchmarks.reliability.table
 
 lint: env ## style and format, nothing changed
 	@$(BIN)/ruff check --quiet $(CODE)
