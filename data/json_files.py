@@ -57,14 +57,16 @@ def read_regular(path: str | Path, *, largest: int = LARGEST, pipes: bool = Fals
         ValueError: if it is something else, or larger than ``largest`` bytes.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if pipes else os.O_NONBLOCK))
-    with open(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not (stat.S_ISREG(status.st_mode) or (pipes and stat.S_ISFIFO(status.st_mode))):
             raise ValueError(f"{path} is not a regular file")
         parts, left = [], 0 if status.st_size > largest else largest + 1
-        while left > 0 and (part := file.read(min(left, 1 << 20))):  # Python allocates what it is asked to read
+        while left > 0 and (part := os.read(descriptor, min(left, 1 << 20))):
             parts.append(part)
             left -= len(part)
+    finally:
+        os.close(descriptor)
     if left == 0:
         raise ValueError(f"{path} has {max(status.st_size, largest + 1)} bytes; at most {largest} are read")
     return b"".join(parts)
