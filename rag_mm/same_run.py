@@ -36,7 +36,7 @@ def check_same_run(config: Config, dataset: Dataset, state: dict[str, Any]) -> l
             f"the document store has {dataset.store.num_edits} edits, {state['store_edits']} when the checkpoint was "
             "written: from here on the run reads other documents"
         )
-    old = read_yaml(state["config"], what=f"the configuration in the checkpoint of step {state['step']}")
+    old = read_yaml(state["config"], what=f"the configuration in the checkpoint of {config.run_dir}")
     new = read_yaml(dump(config), what="the configuration")
     defaults = read_yaml(dump(Config()), what="the configuration")  # of fields that did not exist when the run began
     for section in ("data", "retriever", "index", "reader", "objectives", "train"):
