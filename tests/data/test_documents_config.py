@@ -24,8 +24,8 @@ def test_documents_are_read_where_and_when_the_configuration_says(factbook_dir: 
     assert len(list((tmp_path / "cache").rglob("*.tar"))) == 1
     assert dataset.questions("train").ids == Dataset(factbook_dir).questions("train").ids
     assert "jp" not in Dataset.of(DataConfig(dir=str(factbook_dir), documents=url)).store
-    own = Dataset.of(elsewhere, directory=tmp_path / "copy").store  # a copy has its own documents
-    assert own.folder.local == tmp_path / "copy" / "documents" and own.num_edits == 1
+    own = Dataset.of(elsewhere, directory=tmp_path / "copy").store  # a copy has its own documents, as they are now
+    assert own.folder.local == tmp_path / "copy" / "documents" and own.num_edits == 2
     for one in (dataset.store, own):
         one.close()
     tiny = Dataset.of(DataConfig(dir=str(factbook_dir), cache_dir=str(tmp_path / "tiny"), cache_gib=1e-6)).store

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from data import prepare as module
+from data.document_table import FILE as TABLE
 from data.prepare import main, prepare
 from tests.conftest import COUNTRIES
 
@@ -15,7 +16,9 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def test_the_same_packages_give_the_same_bytes(factbook_dir: Path, tmp_path: Path):
     prepare("factbook", tmp_path / "again", countries=COUNTRIES, limit_emoji=40)
-    assert contents(tmp_path / "again") == contents(factbook_dir)
+    right = contents(factbook_dir)
+    right.pop(f"documents/{TABLE}", None)  # made when another test opens the store
+    assert contents(tmp_path / "again") == right
 
 
 def test_a_finished_data_set_is_left_alone(factbook_dir: Path, capsys: pytest.CaptureFixture[str]):

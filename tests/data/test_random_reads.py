@@ -128,7 +128,7 @@ def test_threads_share_few_descriptors(files: list[Path]):
         thread.join()
     assert not wrong and max(most) <= 2 and num_descriptors() - before <= 2
     reads.close()
-    assert num_descriptors() == before
+    assert num_descriptors() <= before  # something else of the process may have closed one
 
 
 def test_a_replaced_file_is_read_from_its_copy(files: list[Path], tmp_path: Path):

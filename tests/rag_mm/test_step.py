@@ -84,9 +84,8 @@ def _towers(directory: Path, run_dir: Path, kind: str) -> dict[str, Any]:
     joint, _ = build(config(directory, ranks=4, num_microbatches=4, parallel={"towers": kind}), run_dir)
     joint.towers.release()
     joint.memory.refresh(joint.towers, step=0, probe_BE=None, k=3, named=set())
-    samples, pairs = joint.samples(0)
     return {
-        "embedding": joint._queries(samples, pairs, 0).embedding,
+        "embedding": joint._embedded(joint._taken(0).features).embedding,
         "hash": joint.towers.weights_hash(),
         "here": sorted(joint.towers.tensors_here()),
         "alive": sorted(name for name, p in joint.encoder.named_parameters() if not p.is_meta),
@@ -109,8 +108,7 @@ def test_the_towers_blocks_are_the_encoders_layers(factbook_dir: Path, tmp_path:
     """Names in checkpoints are the encoder's, whatever the blocks; more stages than blocks is an error."""
     joint, _ = build(config(factbook_dir), tmp_path)
     encoder, program = joint.encoder, tower_program(joint.encoder)
-    samples, pairs = joint.samples(0)
-    features = joint._queries(samples, pairs, 0).features
+    features = joint._taken(0).features
     assert torch.equal(program.run(features)["embedding"], encoder(features))
     own = {id(p): n for n, p in encoder.named_parameters()}
     names = {own[id(p)]: name for name, p in program.named_parameters_global().items()}
