@@ -175,7 +175,7 @@ class DocumentTable:
             if lengths != [count, count, count, count + 1, len(shards)] or arrays["extents"].shape[1:] != (5,):
                 raise ValueError("its arrays do not fit each other")
             return DocumentTable(shards, header["left_out"], arrays)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
             raise ValueError(f"not a document table of format {FORMAT}: {error}") from error
 
 

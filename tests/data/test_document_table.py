@@ -167,3 +167,11 @@ def test_the_file_is_the_same_each_time_and_mapped(directory: Path, tmp_path: Pa
     assert mapped.shards == table.shards and mapped.fingerprint == table.fingerprint
     assert all(numpy.array_equal(mapped.arrays[name], table.arrays[name]) for name in table.arrays)
     assert [path.name for path in directory.iterdir() if "tmp" in path.name] == []
+
+
+@pytest.mark.parametrize(
+    "described", ["[" * 100_000, '{"header": {}}', "[]", '{"x": {"data_offsets": [0, 4], "shape": [1]}}']
+)
+def test_a_forged_table_is_one_mistake(described: str):
+    with pytest.raises(ValueError, match="not a document table"):
+        DocumentTable.from_buffer(len(described).to_bytes(8, "little") + described.encode())
