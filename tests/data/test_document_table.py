@@ -169,9 +169,15 @@ def test_the_file_is_the_same_each_time_and_mapped(directory: Path, tmp_path: Pa
     assert [path.name for path in directory.iterdir() if "tmp" in path.name] == []
 
 
-@pytest.mark.parametrize(
-    "described", ["[" * 100_000, '{"header": {}}', "[]", '{"x": {"data_offsets": [0, 4], "shape": [1]}}']
-)
+FORGED = {
+    "deep": "[" * 100_000,
+    "without data": '{"header": {}}',
+    "a list": "[]",
+    "an unknown array": '{"x": {"data_offsets": [0, 4], "shape": [1]}}',
+}
+
+
+@pytest.mark.parametrize("described", FORGED.values(), ids=FORGED)
 def test_a_forged_table_is_one_mistake(described: str):
     with pytest.raises(ValueError, match="not a document table"):
         DocumentTable.from_buffer(len(described).to_bytes(8, "little") + described.encode())
