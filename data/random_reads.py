@@ -324,7 +324,8 @@ class _OpenFiles:
             if entry.fd < 0:
                 with entry.opening:  # not under the common lock: an open may take milliseconds
                     if entry.fd < 0:
-                        entry.fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+                        # The caller's path: another reader may have made this entry for a copy that is gone.
+                        entry.fd, entry.path = os.open(path, os.O_RDONLY | os.O_CLOEXEC), path
         except BaseException:
             self.give_back(file, entry)
             raise
