@@ -298,10 +298,9 @@ class Trainer:
         live = LiveLine(self.console, title="training", start=self.step, steps=steps)
         files = contextlib.closing(writer) if writer else contextlib.nullcontext()
         events_said = False
-        with live, files, self.joint.reading_ahead(start=self.step):
+        with live, files, self.joint.reading_ahead(start=self.step), self.watched():
             while self.step < steps:
-                with self.watched():
-                    record = self.train_step()
+                record = self.train_step()
                 if writer is not None:
                     writer.write(record)
                     live.update(record)
