@@ -24,6 +24,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.data.peers import PeerProcess
+
 NAMES = ("wids", "wids, 10 tars open", "litdata", "mosaicml-streaming", "megatron-energon")
 Reader = Callable[[Sequence[int]], Sequence[Any]]  # positions -> documents
 
@@ -160,62 +162,22 @@ def run(name: str, shards: Path, work: Path) -> None:
         answers.write(json.dumps({"problem": f"{type(error).__name__}: {error}"[:300]}) + "\n")
 
 
-class Peer:
-    """A peer that reads in its own process.
-
-    Attributes:
-        problem: why it cannot, or None.
-    """
+class Peer(PeerProcess):
+    """A peer that reads documents in its own process."""
 
     def __init__(self, folder: Path, name: str, shards: Path, work: Path) -> None:
-        command = [
-            str(folder / "bin" / "python"),
-            "-W",
-            "ignore",
-            "-m",
-            "benchmarks.data.document_peers",
-            "--run",
-            name,
-        ]
-        self.process = subprocess.Popen(
-            [*command, "--shards", str(shards), "--work", str(work)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        self.problem: str | None = None
-        self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):  # what a library prints there is not for us
-                answer: dict[str, Any] = json.loads(line)
-                self.problem = answer.get("problem")
-                return answer
-        self.problem = f"its process ended with {self.process.wait()}"
-        return {}
+        super().__init__(folder, "benchmarks.data.document_peers", name, shards, work)
 
     def read(self, places: Sequence[int], titles: Sequence[str]) -> float:
         """Seconds to read these documents, which must have these titles; nan once there is a problem."""
-        if self.problem is None:
-            assert self.process.stdin is not None
-            self.process.stdin.write(json.dumps(list(places)) + "\n")
-            self.process.stdin.flush()
-            answer = self._answer()
-            if self.problem is None:
-                if answer["titles"] != list(titles):
-                    self.problem = "it read other documents"
-                    return float("nan")
-                return float(answer["seconds"])
-        return float("nan")
+        answer = self.ask(json.dumps(list(places)))
+        if answer and answer["titles"] != list(titles):
+            self.problem = "it read other documents"
+        return float(answer["seconds"]) if answer and self.problem is None else float("nan")
 
     def unmap(self) -> None:
         """Let go of what it has mapped, so that the page cache can be emptied (told by reading nothing)."""
         self.read([], [])
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
 
 
 def main() -> None:

@@ -149,24 +149,33 @@ def run(name: str, shards: Path, work: Path, *, shuffle: bool) -> None:
         answer(problem=f"{type(error).__name__}: {error}"[:300])
 
 
-class Peer:
-    """A peer that reads epochs in its own process.
+class PeerProcess:
+    """A module of this package in the peers' environment, which is told lines and answers with lines of JSON.
 
     Attributes:
         problem: why it cannot, or None.
     """
 
-    def __init__(self, folder: Path, name: str, shards: Path, work: Path, *, shuffle: bool) -> None:
+    def __init__(self, folder: Path, module: str, name: str, shards: Path, work: Path, *more: str) -> None:
         command = [
-            str(folder / "bin" / "python"), "-W", "ignore", "-m", "benchmarks.data.peers", "--run", name,
-            "--shards", str(shards), "--work", str(work),
+            str(folder / "bin" / "python"), "-W", "ignore", "-m", module, "--run", name,
+            "--shards", str(shards), "--work", str(work), *more,
         ]  # fmt: skip
         self.process = subprocess.Popen(
-            [*command, "--shuffle"] if shuffle else command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         self.problem: str | None = None
         self._answer()
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """What it answers to a line; empty once there is a problem."""
+        if self.problem is not None:
+            return {}
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        answer = self._answer()
+        return {} if self.problem is not None else answer
 
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -178,21 +187,22 @@ class Peer:
         self.problem = f"its process ended with {self.process.wait()}"
         return {}
 
-    def epoch(self) -> tuple[float, int]:
-        """Seconds and samples of an epoch; nan once there is a problem."""
-        if self.problem is None:
-            assert self.process.stdin is not None
-            self.process.stdin.write("epoch\n")
-            self.process.stdin.flush()
-            answer = self._answer()
-            if self.problem is None:
-                return answer["seconds"], answer["samples"]
-        return float("nan"), 0
-
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(timeout=60)
+
+
+class Peer(PeerProcess):
+    """A peer that reads epochs in its own process."""
+
+    def __init__(self, folder: Path, name: str, shards: Path, work: Path, *, shuffle: bool) -> None:
+        super().__init__(folder, "benchmarks.data.peers", name, shards, work, *(["--shuffle"] if shuffle else []))
+
+    def epoch(self) -> tuple[float, int]:
+        """Seconds and samples of an epoch; nan once there is a problem."""
+        answer = self.ask("epoch")
+        return (answer["seconds"], answer["samples"]) if answer else (float("nan"), 0)
 
 
 def main() -> None:

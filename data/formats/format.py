@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ class Work:
         return [Piece(folder, source, i, i + 1) for i in range(len(self.lines[source].cuts))]
 
 
-class Format:
+class Format(ABC):
     """A format; subclasses are frozen dataclasses of options.
 
     Attributes:
@@ -131,9 +132,9 @@ class Format:
     rows_per_shard: ClassVar[int] = 100_000
     needs_memory: ClassVar[bool] = False
 
+    @abstractmethod
     def sources(self) -> list[SourceFile]:
         """The files that are read by lines."""
-        raise NotImplementedError
 
     def derive(self, work: Work) -> list[SourceFile]:
         """Sources that have to be made of others first, such as the contexts that questions carry, each once.
@@ -142,17 +143,17 @@ class Format:
         """
         return []
 
+    @abstractmethod
     def pieces(self, work: Work) -> list[Piece]:
         """The work, documents first; shards are numbered in this order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, piece: Piece, work: Work) -> Iterator[Item]:
         """What stands in a piece of the sources.
 
         Raises:
             ValueError: what stands there is not of this format; the message names file and line.
         """
-        raise NotImplementedError
 
     def columns(self, work: Work) -> dict[str, str]:
         """The column of each role, of a format that finds them by their names: for the user to look at."""

@@ -132,15 +132,16 @@ def fid_answering(program: BlockProgram) -> BlockProgram:
     """The same blocks without the streams of single documents, ending in ``logits`` instead of losses."""
     *body, last = program.blocks
     assert isinstance(last.module, FidHead)
-    blocks = [*map(_fused_only, body)]
+    blocks = [fused_only(block, AnswerEmbedding) for block in body]
     head = FidNextToken(last.module.pointer, last.module.log_prior_scale)
     reads = ("context", "context_mask", "context_token", *ANSWER_INPUTS, "answer")
     return answering(program, [*blocks, Block(last.name, head, reads=reads, writes=("logits",))])
 
 
-def _fused_only(block: Block) -> Block:
+def fused_only(block: Block, embedding: type[Any]) -> Block:
+    """A reader's block without the streams of single documents, which ``embedding`` begins."""
     module = block.module
-    if isinstance(module, AnswerEmbedding) and module.trained:
+    if isinstance(module, embedding) and module.trained:
         module = copy.copy(module)  # with the same parameters
         module.trained = ()
     reads, writes = (

@@ -10,7 +10,6 @@ Shapes: see `rag_mm.reader.sequence`; E embedding width, V vocabulary.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -18,10 +17,10 @@ from torch import Tensor, nn
 
 from pipeline import Block, BlockProgram
 from pipeline.keyed import KeyedDropout
-from rag_mm.objectives import ALONE, MARGINAL, ObjectivesConfig
+from rag_mm.objectives import ObjectivesConfig
 from rag_mm.reader.config import ReaderConfig
 from rag_mm.reader.embedding import TokenEmbedding, Vision
-from rag_mm.reader.fid import INPUTS, answering
+from rag_mm.reader.fid import INPUTS, answering, fused_only
 from rag_mm.reader.head import ANSWER_INPUTS, HEAD_INPUTS, LossHead, NextToken, Reading, Targets
 from rag_mm.reader.pointer import PointerHead
 from rag_mm.reader.sequence import CausalLayer, Layout
@@ -217,17 +216,7 @@ def prepend_answering(program: BlockProgram) -> BlockProgram:
     """The same blocks without the streams of single documents, ending in ``logits`` instead of losses."""
     *body, last = program.blocks
     assert isinstance(last.module, PrependHead)
+    blocks = [fused_only(block, SequenceEmbedding) for block in body]
     head = PrependNextToken(last.module.pointer, last.module.log_prior_scale, last.module.layout)
     reads = ("question", "context_mask", "context_token", *ANSWER_INPUTS, "sequence")
-    return answering(program, [*map(_fused_only, body), Block(last.name, head, reads=reads, writes=("logits",))])
-
-
-def _fused_only(block: Block) -> Block:
-    module = block.module
-    if isinstance(module, SequenceEmbedding) and module.trained:
-        module = copy.copy(module)  # with the same parameters
-        module.trained = ()
-    reads, writes = (
-        tuple(name for name in names if name not in (ALONE, MARGINAL)) for names in (block.reads, block.writes)
-    )
-    return Block(block.name, module, reads=reads, writes=writes)
+    return answering(program, [*blocks, Block(last.name, head, reads=reads, writes=("logits",))])
