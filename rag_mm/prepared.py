@@ -25,7 +25,7 @@ class Prepared:
         contrastive_weight: (Q,), sums to 1 over queries that have a positive.
         reader: the reader's batch of all B questions; empty in steps without a reader.
         drift: mean change of the retrieved documents' scores since the index was made; every few steps
-            (`rag_mm.step.DRIFT_EVERY`).
+            (`rag_mm.preparation.DRIFT_EVERY`).
         retrieve_s: seconds that embedding queries and search took.
     """
 

@@ -42,8 +42,9 @@ from rag_mm.planning import kept_plan, make_towers_plan, plan_reader
 from rag_mm.proof import ProofError, prove
 from rag_mm.role import Role
 from rag_mm.same_run import check_same_run
-from rag_mm.step import BatchMismatchError, JointStep
+from rag_mm.step import JointStep
 from rag_mm.towers import DealtTowers, PipedTowers, Towers
+from rag_mm.training_batches import BatchMismatchError
 
 
 class Trainer:

@@ -12,7 +12,8 @@ import torch
 from data.dataset import Pair, Sample
 from rag_mm.mesh import Mesh
 from rag_mm.role import Role
-from rag_mm.step import BatchMismatchError, JointStep
+from rag_mm.step import JointStep
+from rag_mm.training_batches import BatchMismatchError
 from rag_mm.vision_once import VisionOnce
 from tests.distributed import run_on_ranks
 from tests.rag_mm.joint_setup import build, config, gradients_here, make_pipeline, prepare

@@ -1,0 +1,204 @@
+"""Phase 1 of a training step but for the contrastive loss: embed the queries, search, fetch, embed the documents.
+
+What comes out (`rag_mm.prepared.Prepared`) is the same on every rank and says all that the other phases need, so that
+they, and the slow twin, can run on it again.
+
+Shapes: B questions, F pairs, Q = B + F queries, U unique documents, k documents a question, E embedding width.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from data.dataset import Dataset, Sample
+from data.document_store import Document
+from pipeline import keyed
+from rag_mm.batch import Collator, training_answers
+from rag_mm.config import Config
+from rag_mm.memory import Memory
+from rag_mm.mesh import Mesh
+from rag_mm.prepared import Prepared
+from rag_mm.queries import QueryBatch, step_pictures
+from rag_mm.renaming import Renaming
+from rag_mm.towers import Towers, embed_all
+from rag_mm.training_batches import TrainingBatches
+from retriever.embed import embed_documents
+
+DRIFT_EVERY = 10  # steps
+
+
+@dataclass(frozen=True)
+class _Queries:
+    features: dict[str, Tensor]
+    embedding: Tensor
+
+
+class Preparation(TrainingBatches):
+    """Turns the samples of a step into what is computed on; changes no weights."""
+
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset,
+        *,
+        towers: Towers,
+        collator: Collator,
+        memory: Memory,
+        mesh: Mesh,
+    ) -> None:
+        super().__init__(config, dataset, mesh=mesh)
+        self.towers, self.encoder, self.collator, self.memory = towers, towers.encoder, collator, memory
+
+    def prepare(self, step: int) -> Prepared:
+        """Phase 1 but for the contrastive loss: embed, search, fetch, embed; and the reader's batch."""
+        started = time.perf_counter()
+        taken = self._take(step)
+        samples, queries = taken.samples, self._embedded(taken.features)
+        ids: list[list[str]] = [[] for _ in samples]
+        searched = torch.zeros(len(samples), 0)
+        if self.reads(step):
+            if self.config.train.documents == "retrieved":
+                ids, searched = self.memory.search(queries.embedding[: len(samples)], k=self.config.retriever.k)
+            elif self.config.train.documents == "gold":
+                ids = [[sample.subject or self.memory.store.ids[0]] for sample in samples]
+        retrieve_s = time.perf_counter() - started
+        prepared = self._assemble(step, taken, queries, ids, reads=self.reads(step))
+        prepared.retrieve_s = retrieve_s
+        if prepared.reader and step - self.config.train.retriever_steps < self.config.train.distill_after:
+            prepared.reader["distill_weight"] = torch.zeros(len(samples))
+        if searched.numel() and step % DRIFT_EVERY == 0:
+            prepared.drift = self._drift(queries.embedding[: len(samples)], ids, searched)
+        return prepared
+
+    def _drift(self, query_BE: Tensor, ids: list[list[str]], searched_Bk: Tensor) -> float:
+        """How far the scores of what was found have moved since the index was made (pictures unchanged)."""
+        read = sorted({name for names in ids for name in names})
+        now_UE = embed_documents(
+            self.encoder, self.memory.store, read, image_size=self.memory.image_size, batch_size=len(read),
+            embed=self.towers.embed_share,
+        )  # fmt: skip
+        place = {name: i for i, name in enumerate(read)}
+        now_BkE = now_UE[torch.tensor([[place[name] for name in names] for names in ids])]
+        return (torch.einsum("be,bke->bk", query_BE, now_BkE) - searched_Bk).abs().mean().item()
+
+    def example(self) -> Prepared:
+        """The reader's first batch with arbitrary documents in place of retrieved ones: to trace and to prove on."""
+        first = min(self.config.train.retriever_steps, self.config.train.steps - 1)
+        taken = self._taken(first)
+        samples = taken.samples
+        asked, documents = sorted(self.asked) or self.memory.store.ids[:1000], self.config.train.documents
+        k = {"retrieved": self.config.retriever.k, "gold": 1, "none": 0}[documents]
+        ids = [[asked[(i * k + j) % len(asked)] for j in range(k)] for i in range(len(samples))]
+        return self._assemble(first, taken, self._embedded(taken.features), ids, reads=True)
+
+    def expected_reads(self, *, most: int = 20_000) -> Tensor:
+        """Which document each pair of the reader's first batch would read (P,), with the retriever as it is.
+
+        The numbers say only which are the same.
+
+        Args:
+            most: documents searched, evenly taken from a larger memory (which lets a little more be the same).
+        """
+        first = min(self.config.train.retriever_steps, self.config.train.steps - 1)
+        if self.config.train.documents != "retrieved":
+            prepared = self.example()
+            return prepared.read if prepared.read.numel() else torch.zeros(len(prepared.samples), dtype=torch.int64)
+        ids = self.memory.store.ids[:: -(-len(self.memory.store) // most)]
+        part = embed_documents(
+            self.encoder, self.memory.store, [ids[i] for i in self.towers.share(len(ids)).tolist()],
+            image_size=self.memory.image_size, batch_size=self.memory.batch_size, embed=self.towers.embed_share,
+        )  # fmt: skip
+        score = self.probe(first) @ self.towers.join(part, len(ids)).T
+        return score.topk(min(self.config.retriever.k, len(ids)), dim=1).indices.flatten()
+
+    def probe(self, step: int) -> Tensor:
+        """Embeddings (B, E) of the questions of a step: what old and new index versions are compared on."""
+        samples, _ = self.samples(step)
+        return self._embedded(self._queries_of.features(samples, [], step)).embedding
+
+    def _assemble(
+        self,
+        step: int,
+        taken: QueryBatch,
+        queries: _Queries,
+        ids: list[list[str]],
+        *,
+        reads: bool,
+    ) -> Prepared:
+        samples, pairs = taken.samples, taken.pairs
+        gold = [self._labels(sample) for sample in samples] + [list(pair.gold) for pair in pairs]
+        hard = [self._hard_negatives(sample) for sample in samples] + [list(pair.hard_negatives) for pair in pairs]
+        contrasted = {self._one_of(names, step) for names in (*gold, *hard) if names and self._contrasts(step)}
+        unique = sorted(contrasted.union(*ids))
+        documents = self.memory.fetch(unique)
+        place = {name: i for i, name in enumerate(unique)}
+        read = torch.tensor([place[name] for names in ids for name in names], dtype=torch.int64)
+        wanted = None if self.role is None else self.role.document_rows(len(unique), len(samples), read)
+        images = [d.image for d in documents]
+        image, has_image = step_pictures(self.config, images, unique, step=step, wanted=wanted)
+        document = self.encoder.features([d.search_text for d in documents], image, has_image)
+        positive = torch.zeros(len(gold), len(unique), dtype=torch.bool)
+        for q, names in enumerate(gold):
+            positive[q, [place[name] for name in names if name in place]] = True
+        counted = positive.any(1).float()
+        prepared = Prepared(
+            step=step,
+            samples=samples,
+            query=queries.features,
+            document=document,
+            query_embedding=queries.embedding,
+            document_embedding=embed_all(self.towers, document),
+            ids=ids,
+            read=read,
+            positive=positive,
+            contrastive_weight=counted / counted.sum().clamp(min=1.0),
+        )
+        if reads:
+            prepared.reader = self._reader_batch(prepared, documents, queries, taken.renaming)
+        return prepared
+
+    def _labels(self, sample: Sample) -> list[str]:
+        return list(sample.gold) if self.config.objectives.contrastive_on != "pairs" else []
+
+    def _hard_negatives(self, sample: Sample) -> list[str]:
+        return list(sample.hard_negatives) if self.config.objectives.contrastive_on != "pairs" else []
+
+    def _one_of(self, names: list[str], step: int) -> str:
+        """One of several right (or of several misleading) documents, drawn by (seed, step, names)."""
+        return names[keyed.seed_of("positive", self.config.train.seed, step, *names) % len(names)]
+
+    def _embedded(self, features: dict[str, Tensor]) -> _Queries:
+        return _Queries(features, embed_all(self.towers, features))
+
+    def _reader_batch(
+        self, prepared: Prepared, documents: list[Document], queries: _Queries, renaming: Renaming | None
+    ) -> dict[str, Tensor]:
+        train, samples = self.config.train, prepared.samples
+        question_image = (
+            queries.features["image"][: len(samples)],
+            queries.features["has_image"][: len(samples)],
+        )
+        if train.documents == "none":
+            read = [[Document("", "", {})] for _ in samples]
+            image = torch.ones_like(question_image[0])
+            document_image = (image, torch.zeros(len(samples)))
+        else:
+            k = len(prepared.ids[0])
+            flat = [documents[i] for i in prepared.read.tolist()]
+            read = [flat[i * k : (i + 1) * k] for i in range(len(samples))]
+            document_image = (
+                prepared.document["image"][prepared.read],
+                prepared.document["has_image"][prepared.read],
+            )
+        batch = self.collator.context(
+            [s.question for s in samples], read, question_image, document_image, renaming=renaming
+        )
+        weight = torch.tensor([s.weight for s in samples])
+        if self.role is None or self.role.answers:
+            batch |= self.collator.answers(training_answers(samples, renaming), weight)
+        batch["sample_id"] = torch.tensor([keyed.seed_of(s.id) % 2**62 for s in samples])
+        return batch
