@@ -13,8 +13,9 @@ from data.formats.kilt import Kilt
 from data.formats.tables import Folder
 from data.formats.vqa import Vqa
 from data.formats.wit import Wit
+from data.formats.wordnet import WordNet
 
 FORMATS: dict[str, type[Format]] = {
     form.name: form
-    for form in (Img2dataset, Hub, Kilt, Dpr, Atlas, Coco, Vqa, Folder, Beir, Fid, InfoSeek, Flickr30k, Wit)
+    for form in (Img2dataset, Hub, Kilt, Dpr, Atlas, Coco, Vqa, Folder, Beir, Fid, InfoSeek, Flickr30k, Wit, WordNet)
 }

@@ -520,6 +520,38 @@ def saved_dataset(root: Path) -> list[str]:
     return ["datasets", "--dataset", str(root / "saved")]
 
 
+# Entries as WordNet 3.0 has them: {name} stands for the byte at which the entry of that name begins.
+WORDNET = {
+    "noun": {
+        "animal": "{animal} 03 n 01 animal 0 001 ~ {dog} n 0000 | a living organism  ",
+        "dog": "{dog} 05 n 02 dog 0 domestic_dog 0 003 @ {animal} n 0000 ~ {hound} n 0000 + {chase} v 0101 | "
+        'a canine (a "good dog") that dogs keep; "the dog barked"; "his dogs all night"  ',
+        "hound": "{hound} 05 n 01 hound 1 001 @ {dog} n 0000 | hounds  ",
+    },
+    "verb": {"chase": "{chase} 38 v 01 chase 0 001 + {dog} n 0101 02 + 08 00 + 09 00 | go after  "},
+    "adj": {"live": "{live} 00 s 02 live 0 alive(p) 0 001 ! {dead} a 0101 | having life  ",
+            "dead": '{dead} 00 a 01 dead 0 000 | no longer living; "the wall is dead"  '},
+    "adv": {"doggedly": "{doggedly} 02 r 01 doggedly 0 000 | with obstinate determination  "},
+}  # fmt: skip
+
+
+def wordnet(root: Path, queries: str = "glosses") -> list[str]:
+    licence = "  1 This software and database is being provided to you, the LICENSEE, by  \n"
+    folder = root / "wordnet"
+    folder.mkdir()
+    names = [name for entries in WORDNET.values() for name in entries]
+    offsets = dict.fromkeys(names, "0" * 8)
+    for write in (False, True):
+        for file, entries in WORDNET.items():
+            text = licence
+            for name, entry in entries.items():
+                offsets[name] = offsets[name] if write else f"{len(text):08d}"
+                text += entry.format(**offsets) + "\n"
+            if write:
+                (folder / f"data.{file}").write_text(text)
+    return ["wordnet", "--source", str(folder), "--queries", queries]
+
+
 # Of each format: how to write the source, and how many documents, questions and pairs of each split there must be.
 EXAMPLES: dict[str, tuple[Callable[[Path], list[str]], int, tuple[int, int, int], tuple[int, int, int]]] = {
     "img2dataset": (img2dataset, 3, (0, 0, 0), (3, 0, 0)),
@@ -536,4 +568,5 @@ EXAMPLES: dict[str, tuple[Callable[[Path], list[str]], int, tuple[int, int, int]
     "flickr30k": (lambda root: karpathy(root, coco=False), 4, (0, 0, 0), (10, 5, 5)),
     "flickr30k-tokens": (flickr_tokens, 2, (0, 0, 0), (10, 0, 0)),
     "wit": (wit, 2, (0, 0, 0), (3, 0, 0)),
+    "wordnet": (wordnet, 7, (4, 1, 1), (0, 0, 0)),
 }

@@ -191,6 +191,22 @@ CASES: dict[str, tuple[str, Break, str]] = {
         appended("scifact/qrels/test.tsv", b"q2 3 1\n"),
         "test.tsv, line 3: 1 cells; there must be 3",
     ),
+    # entries
+    "entry without a gloss": (
+        "wordnet",
+        appended("wordnet/data.adv", b"00000500 02 r 01 so 0 000\n"),
+        "data.adv, line 3: not an entry as wndb(5WN) describes it (there is no '|' before a gloss): '00000500 02",
+    ),
+    "entry with fewer words than it says": (
+        "wordnet",
+        appended("wordnet/data.adv", b"00000500 02 r 02 so 0 000 | to a degree\n"),
+        "data.adv, line 3: not an entry as wndb(5WN) describes it (fields are missing or unknown)",
+    ),
+    "pointer into nothing": (
+        "wordnet",
+        appended("wordnet/data.adv", b"00000500 02 r 01 so 0 001 \\ 00000011 a 0101 | to a degree\n"),
+        "data.adv, line 3: points to 00000011 a, but no entry begins there in",
+    ),
     # others
     "token line": (
         "flickr30k-tokens",

@@ -13,6 +13,7 @@ import pytest
 from data import prepare
 from data.dataset import SPLITS, Dataset
 from data.formats import FORMATS
+from data.formats.wordnet import Entry
 from data.image_formats import extension_of
 from data.samples import Pair, Sample
 from tests.data.formats import examples
@@ -307,6 +308,39 @@ def test_datasets_passes_pictures_on_unchanged(tmp_path: Path):
     document = dataset.store.fetch(["validation-0"])[0]
     assert document.image == (tmp_path / "source" / "three.jpg").read_bytes() and document.meta == {"source": "web"}
     assert [(p.text, p.gold) for p in dataset.pairs("dev")] == [("three", ("validation-0",))]
+
+
+def test_wordnet_asks_with_definitions_for_entries_that_do_not_hold_them(tmp_path: Path):
+    dataset = convert(tmp_path, "wordnet")
+    asked = {sample.answers[0]: sample for sample in questions(dataset).values()}
+    dog = asked["dog"]
+    assert dog.answers == ("dog", "domestic dog") and dog.field == "noun" and dog.gold == (dog.subject,) == (dog.id,)
+    assert dog.question == 'a canine (a "good ") that keep'  # by hand: "dog" and "dogs" are the entry's own
+    document = dataset.store.fetch([dog.subject])[0]
+    assert document.title == "dog, domestic dog"
+    assert document.passage == "noun, animal. kind of: animal. kinds: hound. related: chase."
+    assert document.meta["examples"] == ["the dog barked", "his dogs all night"]
+    live = dataset.store.fetch([asked["live"].subject])[0]
+    assert (live.id[0], live.title, live.passage) == ("a", "live, alive", "adjective, all. opposite: dead.")
+    note = dataset.info["notes"]["definition of nothing but the entry's own words, not asked"]
+    assert note["count"] == 1 and note["first"].endswith("data.noun, line 4") and "hound" not in asked
+
+
+def test_wordnet_asks_with_examples_for_definitions(tmp_path: Path):
+    dataset = convert(tmp_path, "wordnet", "--queries", "examples")
+    asked = {sample.id: sample for sample in questions(dataset).values()}
+    assert sorted(sample.question for sample in asked.values()) == [
+        "his dogs all night", "the dog barked", "the wall is dead",
+    ]  # fmt: skip
+    (dog,) = {sample.subject for sample in asked.values() if "dog" in sample.question}
+    assert {f"{dog}.0", f"{dog}.1"} < set(asked)
+    assert dataset.store.fetch([dog])[0].passage == 'a canine (a "good dog") that dogs keep'
+
+
+def test_wordnet_splits_by_entry_and_every_entry_is_in_the_memory():
+    entries = [Entry.read(f"{i:08d} 03 n 01 x{i} 0 000 | gloss", "line") for i in range(2000)]
+    share = {split: sum(entry.split == split for entry in entries) / 2000 for split in SPLITS}
+    assert share["test"] == pytest.approx(0.05, abs=0.015) and share["dev"] == pytest.approx(0.05, abs=0.015)
 
 
 def test_only_fold_0_exists(tmp_path: Path):
