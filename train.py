@@ -4,7 +4,7 @@ import sys
 
 if __name__ == "__main__":
     try:
-        from rag_mm.trainer import main
+        from rag_mm.entry import main
 
         raise SystemExit(main(sys.argv[1:]))
     except KeyboardInterrupt:  # later, an interruption waits for the step and its checkpoint

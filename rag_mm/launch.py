@@ -119,7 +119,7 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def launch(argv: Sequence[str], *, num_ranks: int, module: str = "rag_mm.trainer") -> int:
+def launch(argv: Sequence[str], *, num_ranks: int, module: str = "rag_mm.entry") -> int:
     """Run ``python -m module *argv`` on ``num_ranks`` local processes; gives the common exit status."""
     with tempfile.TemporaryDirectory(prefix="rag_mm-") as folder:
         store = Path(folder) / "store"

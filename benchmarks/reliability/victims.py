@@ -113,7 +113,7 @@ def _size(log: Path) -> int:
 
 
 def _train(argv: Sequence[str]) -> int:
-    from rag_mm.trainer import main
+    from rag_mm.entry import main
 
     return main(argv)
 
@@ -149,6 +149,6 @@ def preload() -> None:
     """Import what the victims need, in the parent."""
     for name in (
         "faiss", "torch.distributed.checkpoint", "torch.distributed.pipelining", "torch.utils.tensorboard",
-        "transformers", "data.prepare", "rag_mm.trainer",
+        "transformers", "data.prepare", "rag_mm.entry",
     ):  # fmt: skip
         importlib.import_module(name)

@@ -16,7 +16,8 @@ from data.dataset import Dataset
 from data.shard_set import ShardSet
 from rag_mm import checkpoint
 from rag_mm.bad_samples import BadSamples
-from rag_mm.trainer import Trainer, main
+from rag_mm.entry import main
+from rag_mm.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 A = Path("a.tar")

@@ -10,8 +10,8 @@ import pytest
 
 from data import prepare
 from data.dataset import Dataset
+from rag_mm.entry import main as train
 from rag_mm.evaluate.__main__ import main as evaluate
-from rag_mm.trainer import main as train
 from retriever.build import main as build
 from tests.data.formats.examples import EXAMPLES
 from tests.rag_mm.joint_setup import build as build_step

@@ -14,8 +14,9 @@ from pipeline import partition
 from pipeline.cluster import Cluster
 from pipeline.config import ParallelConfig
 from pipeline.simulate import Event
-from rag_mm import trainer
+from rag_mm import run_end
 from rag_mm.config import Config
+from rag_mm.mesh import Mesh
 from tests.pipeline.profiles import random_profile
 
 
@@ -29,11 +30,8 @@ def test_the_cluster_s_link_is_in_what_the_plan_expects(tmp_path: Path, monkeypa
         link_latency_s=link.latency_s, link_bytes_per_s=link.bytes_per_s,
     )  # fmt: skip
     drawn: dict[str, list[Event]] = {}
-    monkeypatch.setattr(trainer, "write_timeline", lambda path, rows, num_ranks: drawn.update(rows))
-    after_a_step: Any = SimpleNamespace(
-        config=replace(Config(), parallel=parallel), step=1, trained=1, run_dir=tmp_path,
-        mesh=SimpleNamespace(is_first=True), joint=SimpleNamespace(reads=lambda step: True), _say=lambda line: None,
-        pipeline=SimpleNamespace(plan=plan, events=lambda: [Event("forward", 0, 0, 0.0, 1.0)]),
-    )  # fmt: skip
-    trainer.Trainer._draw_timeline(cast(trainer.Trainer, after_a_step))
+    monkeypatch.setattr(run_end, "write_timeline", lambda path, rows, num_ranks: drawn.update(rows))
+    config = replace(Config(), run_dir=str(tmp_path), parallel=parallel)
+    pipeline: Any = SimpleNamespace(plan=plan, events=lambda: [Event("forward", 0, 0, 0.0, 1.0)])
+    run_end.draw_timeline(config, pipeline, cast(Mesh, SimpleNamespace(is_first=True)), say=lambda line: None)
     assert max(event.end_s for event in drawn["expected by the plan"]) == pytest.approx(plan.step_s)
