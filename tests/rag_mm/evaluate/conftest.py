@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 from data.command_line import dump
 from data.config import DataConfig
@@ -34,6 +36,25 @@ def save_untrained(config: Config) -> None:
     model = build_model(config, Dataset(config.data.dir, fold=config.data.fold))
     mesh = Mesh(num_stages=1, num_replicas=1)
     checkpoint.save(run_dir, config.train.steps, tensors=weights(model), state={}, mesh=mesh, keep=1)
+
+
+def save_lively(config: Config) -> None:
+    """The same, but it says many things: its pointer and its vocabulary are sharper than fresh ones."""
+    run_dir = Path(config.run_dir)
+    model = build_model(config, Dataset(config.data.dir))
+    pointer = model.reader.blocks[-1].module.pointer
+    with torch.no_grad():
+        pointer.query.weight.mul_(20.0)
+        pointer.vocabulary.bias.normal_(std=3.0, generator=torch.Generator().manual_seed(0))
+    run_dir.mkdir(parents=True)
+    (run_dir / "config.yaml").write_text(dump(config))
+    mesh = Mesh(num_stages=1, num_replicas=1)
+    checkpoint.save(run_dir, config.train.steps, tensors=weights(model), state={}, mesh=mesh, keep=1)
+
+
+def with_fusion(config: Config, fusion: str) -> Config:
+    """The configuration with another kind of reader."""
+    return dataclasses.replace(config, reader=dataclasses.replace(config.reader, fusion=fusion))
 
 
 @pytest.fixture(scope="session")

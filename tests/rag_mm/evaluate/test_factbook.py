@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy
 import pytest
 
 from data.dataset import Dataset, Sample
 from rag_mm.evaluate.answer import Prediction
 from rag_mm.evaluate.factbook import TaskConfig, compare, make_row, score, seen_answers, write
+from rag_mm.evaluate.row_scores import INTERVAL
 
 SAMPLES = [
     Sample("np-capital-name", "?", ("Kathmandu",), "name", "capital", "np", ("np",)),
@@ -65,6 +67,47 @@ def test_comparisons_are_those_whose_rows_are_there() -> None:
     ]
     (hit,) = [c for c in compare({"joint": mine, "pixels": worse})]
     assert (hit["metric"], hit["kind"], hit["difference"]) == ("hit@1", "picture", 0.5)
+
+
+COUNTRIES = [f"c{i:02}" for i in range(40)]
+MANY = [
+    Sample(f"{c}-{j}", "?", (" ".join(f"w{n}" for n in range(j + i % 3 + 1)),), "picture", "capital", c, (c,))
+    for i, c in enumerate(COUNTRIES)
+    for j in range(1 + 7 * i % 11)
+]
+
+
+def drawn(values: list[float], *, seed: int) -> list[float]:
+    """Ends of the interval as published: 10,000 picks of 40 countries, in order of their names, all their questions."""
+    generator = numpy.random.Generator(numpy.random.Philox(seed))
+    pick = generator.integers(len(COUNTRIES), size=(10000, len(COUNTRIES)))
+    at = {country: [i for i, s in enumerate(MANY) if s.subject == country] for country in COUNTRIES}
+    sums, counts = (numpy.array([sum(v[i] for i in at[c]) for c in COUNTRIES]) for v in (values, [1.0] * len(MANY)))
+    ends = numpy.quantile(sums[pick].sum(1) / counts[pick].sum(1), [0.025, 0.975])
+    return [float(end) for end in ends]
+
+
+def test_intervals_are_those_of_the_seed_that_is_said() -> None:
+    """Countries with one question to eleven: means then take so many values that another seed has other ends."""
+    predictions = [Prediction(s.id, "w0", (s.subject if i % 3 else "x",), (1.0,), 1) for i, s in enumerate(MANY)]
+    em = [float(s.answers == ("w0",)) for s in MANY]
+    f1 = [2 / (1 + len(s.answers[0].split())) for s in MANY]  # one word of so many is said
+    hit = [float(i % 3 > 0) for i in range(len(MANY))]
+    right = {
+        name: pytest.approx(drawn(values, seed=0), abs=1e-12)
+        for name, values in (("em", em), ("f1", f1), ("hit@1", hit))
+    }
+    scored = score(MANY, predictions, SEEN)
+    row = make_row("joint", scored)
+    assert row["em_interval"] == right["em"] and row["hit@1_interval"]["picture"] == right["hit@1"]
+    for name, ends in right.items():
+        assert [row["figures"][name][end] for end in ("low", "high")] == ends
+    nothing = score(MANY, [Prediction(s.id, "x", ("x",), (1.0,), 1) for s in MANY], SEEN)
+    (paired,) = compare({"joint": scored, "closed_book": nothing})
+    assert [paired["low"], paired["high"]] == right["em"]
+    assert "10,000 draws, seed 0" in INTERVAL
+    for values in (em, f1, hit):
+        assert drawn(values, seed=1) != pytest.approx(drawn(values, seed=0), abs=1e-6), "it would be seen"
 
 
 def test_files(tmp_path: Path) -> None:

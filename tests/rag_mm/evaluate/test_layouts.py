@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import subprocess
 import sys
@@ -12,21 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
-from data.command_line import dump
-from data.dataset import Dataset
-from rag_mm import checkpoint
-from rag_mm.evaluate.answer import Answerer, Interrupted, load_run, weights
+from rag_mm.evaluate.answer import Answerer, Interrupted, load_run
 from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.evaluate.evaluation import evaluate_run
 from rag_mm.evaluate.factbook import TaskConfig
 from rag_mm.evaluate.layout import LayoutConfig
-from rag_mm.mesh import Mesh
-from rag_mm.model import build_model
 from tests.distributed import run_on_ranks
-from tests.rag_mm.evaluate.conftest import small_config
+from tests.rag_mm.evaluate.conftest import save_lively, small_config, with_fusion
 
 ROWS = ["most_frequent", "gold_document", "joint"]
 TASK = TaskConfig("test", 40)
@@ -39,22 +32,6 @@ LAYOUTS = {
 }
 
 
-def make_run(factbook_dir: Path, run_dir: Path, fusion: str) -> Path:
-    """An untrained run that says many things: its pointer and its vocabulary are sharper than fresh ones."""
-    config = small_config(factbook_dir, run_dir)
-    config = dataclasses.replace(config, reader=dataclasses.replace(config.reader, fusion=fusion))
-    model = build_model(config, Dataset(config.data.dir))
-    pointer = model.reader.blocks[-1].module.pointer
-    with torch.no_grad():
-        pointer.query.weight.mul_(20.0)
-        pointer.vocabulary.bias.normal_(std=3.0, generator=torch.Generator().manual_seed(0))
-    run_dir.mkdir(parents=True)
-    (run_dir / "config.yaml").write_text(dump(config))
-    mesh = Mesh(num_stages=1, num_replicas=1)
-    checkpoint.save(run_dir, config.train.steps, tensors=weights(model), state={}, mesh=mesh, keep=1)
-    return run_dir
-
-
 @dataclass(frozen=True)
 class Reference:
     """A run and what one process makes of it, five questions at a time."""
@@ -65,7 +42,7 @@ class Reference:
 
 
 def make_reference(factbook_dir: Path, run_dir: Path, fusion: str) -> Reference:
-    make_run(factbook_dir, run_dir, fusion)
+    save_lively(with_fusion(small_config(factbook_dir, run_dir), fusion))
     whole = evaluate(run_dir, LayoutConfig(), DecodingConfig(batch_size=5))
     return Reference(run_dir, whole, files(run_dir))
 
