@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from rag_mm.evaluate.scoring.rouge import rouge_l
 from rag_mm.evaluate.scoring.squad import f1, normalise_answer
 
 EvidenceSets = Sequence[Collection[str]]
@@ -58,7 +59,7 @@ def recall_at(k: int, retrieved: Sequence[str], evidence_sets: EvidenceSets) -> 
 
 
 def answer_scores(answer: str, golds: Iterable[str]) -> dict[str, float]:
-    """``accuracy`` (the strings are equal), ``em`` and ``f1`` (normalised), best over gold answers.
+    """``accuracy`` (the strings are equal), ``em`` and ``f1`` (normalised), ``rouge_l`` (not), best over gold answers.
 
     Raises:
         ValueError: if no gold answer is left once empty ones are dropped.
@@ -68,10 +69,11 @@ def answer_scores(answer: str, golds: Iterable[str]) -> dict[str, float]:
         raise ValueError("there is no gold answer")
     answer = answer.strip()
     if not answer:
-        return {"accuracy": 0.0, "em": 0.0, "f1": 0.0}
+        return {"accuracy": 0.0, "em": 0.0, "f1": 0.0, "rouge_l": 0.0}
     mine = normalise_answer(answer)
     return {
         "accuracy": float(answer in kept),
         "em": float(any(mine == normalise_answer(gold) for gold in kept)),
         "f1": max(f1(answer, gold) for gold in kept) if mine else 0.0,
+        "rouge_l": max(rouge_l(answer, gold) for gold in kept),
     }

@@ -1,7 +1,8 @@
 """KILT: answers, evidence, and answers that count only with their evidence (KILT-scores).
 
-``accuracy``, ``em`` and ``f1`` are of the answer alone; ``kilt_accuracy``, ``kilt_em`` and ``kilt_f1`` are the same
-where R-precision is 1, else 0. ROUGE-L, which KILT reports for two data sets with long answers, is not offered.
+``accuracy``, ``em``, ``f1`` and ``rouge_l`` are of the answer alone; ``kilt_accuracy``, ``kilt_em``, ``kilt_f1`` and
+``kilt_rouge_l`` are the same where R-precision is 1, else 0. Which of them a paper reports depends on the data set: EM
+for short answers, accuracy for classes, ROUGE-L for long answers (ELI5), ROUGE-L or F1 for dialogue. All are given.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class KiltPrediction:
 
 @dataclass(frozen=True)
 class Kilt(ExampleTask[KiltPrediction, KiltReference]):
-    """Any KILT data set with short answers.
+    """Any KILT data set.
 
     Attributes:
         k: depths of recall.
@@ -54,11 +55,14 @@ class Kilt(ExampleTask[KiltPrediction, KiltReference]):
         "accuracy": "the answer is one of the gold answers, spaces at its ends aside",
         "em": "exact match after SQuAD's normalisation, best of the gold answers; an empty answer is wrong",
         "f1": "F1 of normalised words, best of the gold answers; 0 where no word is shared",
+        "rouge_l": "ROUGE-L of the package rouge 1.0, as KILT calls it: not normalised, sentences end at full stops, "
+        "different words are counted; best of the gold answers",
         "r_precision": "share of an evidence set's R pages among the first R retrieved, best evidence set",
         "recall@k": "share of evidence sets that are complete among the first {k}, a set counting as one place",
         "kilt_accuracy": "accuracy where R-precision is 1, else 0",
         "kilt_em": "em where R-precision is 1, else 0",
         "kilt_f1": "f1 where R-precision is 1, else 0",
+        "kilt_rouge_l": "rouge_l where R-precision is 1, else 0",
         "answer_recall_substring@k": "a normalised gold answer is a substring of one of the first {k} texts",
     }
 

@@ -58,20 +58,21 @@ def test_a_page_of_two_sets_serves_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "golds", "accuracy", "em", "f1"),
+    ("answer", "golds", "accuracy", "em", "f1", "rouge_l"),
     [
-        ("Paris", ["Paris", "paris, France"], 1, 1, 1),
-        (" Paris ", ["Paris"], 1, 1, 1),  # spaces at the ends do not count
-        ("the paris!", ["Paris"], 0, 1, 1),  # accuracy compares strings
-        ("city of Paris", ["Paris"], 0, 0, 0.5),  # 1 of 3 words, 1 of 1 found: 2 * 1/3 / (4/3)
-        ("", ["Paris"], 0, 0, 0),
-        ("", ["", "the"], 0, 0, 0),  # an empty answer is wrong even where nothing is left of the gold one
-        ("the", ["a", "the"], 1, 1, 0),  # equal once normalised, but no word is shared: F1 0 (SQuAD 2.0 says 1)
+        ("Paris", ["Paris", "paris, France"], 1, 1, 1, 1),
+        (" Paris ", ["Paris"], 1, 1, 1, 1),  # spaces at the ends do not count
+        ("the paris!", ["Paris"], 0, 1, 1, 0),  # accuracy and ROUGE-L compare as written
+        ("city of Paris", ["Paris"], 0, 0, 0.5, 0.5),  # 1 of 3 words, 1 of 1 found: 2 * 1/3 / (4/3)
+        ("Paris. Lyon.", ["Lyon", "Rome"], 0, 0, 2 / 3, 2 / 3),  # best of the gold answers: 1 of 2, 1 of 1
+        ("", ["Paris"], 0, 0, 0, 0),
+        ("", ["", "the"], 0, 0, 0, 0),  # an empty answer is wrong even where nothing is left of the gold one
+        ("the", ["a", "the"], 1, 1, 0, 1),  # equal once normalised, but no word is shared: F1 0 (SQuAD 2.0 says 1)
     ],
 )
-def test_answer_scores(answer: str, golds: list[str], accuracy: float, em: float, f1: float) -> None:
-    scores = answer_scores(answer, golds)
-    assert scores == {"accuracy": accuracy, "em": em, "f1": pytest.approx(f1)}
+def test_answer_scores(answer: str, golds: list[str], accuracy: float, em: float, f1: float, rouge_l: float) -> None:
+    approximately = {"f1": pytest.approx(f1), "rouge_l": pytest.approx(rouge_l)}
+    assert answer_scores(answer, golds) == {"accuracy": accuracy, "em": em, **approximately}
 
 
 def test_no_gold_answer_is_an_error() -> None:

@@ -31,13 +31,27 @@ def test_scores_by_hand(tmp_path: Path) -> None:
         "accuracy": 0.5,  # "ada" is not "Ada"
         "em": 1.0,
         "f1": 1.0,
+        "rouge_l": pytest.approx(0.5),  # nor is it for ROUGE-L, in no gold answer
         "kilt_accuracy": 0.0,
         "kilt_em": 0.5,
         "kilt_f1": 0.5,
+        "kilt_rouge_l": 0.0,  # 1: its pages count, its answer has 0; 2: the other way round
         "r_precision": 0.5,
         "recall@1": 0.25,  # 1: one of two different sets; 2: none
         "recall@5": 0.75,
     }
+
+
+def test_long_answers(tmp_path: Path) -> None:
+    """KILT-ROUGE-L: that of the answer whose page was found, over all questions.
+
+    1: "Ada wrote it", best with "Ada" of the two gold answers: 1 of 3 words and 1 of 1: 1/2; the page is found.
+    2: "in Rome" against "Rome": 1 of 2 and 1 of 1: 2/3; the page is not.
+    """
+    predictions = write(tmp_path / "p.jsonl", [guess(1, "Ada wrote it", 5), guess(2, "in Rome", 8)])
+    found = score(Kilt(), predictions, write(tmp_path / "r.jsonl", GOLD)).results()
+    assert found["rouge_l"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert found["kilt_rouge_l"] == pytest.approx(1 / 2 / 2)
 
 
 def test_empty_missing_and_texts(tmp_path: Path) -> None:
