@@ -40,10 +40,10 @@ def build_model(config: Config, dataset: Dataset) -> Model:
 
 def empty_model(config: Config, dataset: Dataset) -> Model:
     """The same modules as meta tensors, without memory, for weights that come from a checkpoint."""
+    encoder = DualEncoder.empty(
+        config.retriever, image_size=config.data.image_size, image_transform=config.data.image_transform
+    )
     with torch.device("meta"):
-        encoder = DualEncoder(
-            config.retriever, image_size=config.data.image_size, image_transform=config.data.image_transform
-        )
         reader = _reader(config, dataset)
     return Model(encoder, reader, _collator(config, dataset))
 

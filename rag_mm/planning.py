@@ -23,7 +23,8 @@ from rag_mm.mesh import Mesh
 from rag_mm.prepared import replica_share
 from rag_mm.step import JointStep
 from rag_mm.tower_memory import tower_memory, vision_memory
-from rag_mm.towers import ROW_BUCKET, PipedTowers, tower_program
+from rag_mm.tower_program import tower_program
+from rag_mm.towers import ROW_BUCKET, PipedTowers
 from rag_mm.vision_choice import MODES, Vision, choose, make_vision, mode_of
 from rag_mm.vision_grouped import IMAGE, VisionGrouped
 from rag_mm.vision_once import VisionOnce

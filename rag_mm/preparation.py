@@ -140,7 +140,7 @@ class Preparation(TrainingBatches):
         wanted = None if self.role is None else self.role.document_rows(len(unique), len(samples), read)
         images = [d.image for d in documents]
         image, has_image = step_pictures(self.config, images, unique, step=step, wanted=wanted)
-        document = self.encoder.features([d.search_text for d in documents], image, has_image)
+        document = self.encoder.features([d.search_text for d in documents], image, has_image, side="document")
         positive = torch.zeros(len(gold), len(unique), dtype=torch.bool)
         for q, names in enumerate(gold):
             positive[q, [place[name] for name in names if name in place]] = True

@@ -29,7 +29,7 @@ from rag_mm.renaming import Renaming
 from rag_mm.role import Role
 from rag_mm.streams import Name, Streams
 from retriever.embed import pictures
-from retriever.encoder import features
+from retriever.features import Featurizer
 
 Item = TypeVar("Item", Sample, Pair)
 Seen = tuple[str, int, str | None, str, Path]  # view, position, problem, key, shard
@@ -60,6 +60,7 @@ class Queries:
         usable_pairs: positions of the pairs that may be used.
         values: of each field, for renaming.
         role: which pictures are decoded; None: all.
+        featurizer: the encoder's own, whose counts go on; None: another.
     """
 
     def __init__(
@@ -72,9 +73,11 @@ class Queries:
         streams: Streams,
         values: Mapping[str, Sequence[str]],
         role: Role | None = None,
+        featurizer: Featurizer | None = None,
     ) -> None:
         self.config, self.questions, self.pairs = config, questions, pairs
         self.usable_pairs, self.streams, self.values, self.role = usable_pairs, streams, values, role
+        self.featurizer = featurizer or Featurizer(config.retriever)
         self._announcers: dict[Name, Announcer] = {}
 
     def samples(self, step: int) -> tuple[list[Sample], list[Pair]]:
@@ -108,7 +111,7 @@ class Queries:
         wanted = None if self.role is None else self.role.query_rows(len(samples), len(images))
         image, has_image = step_pictures(self.config, images, names, step=step, wanted=wanted)
         texts = [s.question for s in samples] + [p.text for p in pairs]
-        return features(self.config.retriever, texts, image, has_image)
+        return self.featurizer(texts, image, has_image, side="query")
 
     def renaming(self, step: int) -> Renaming | None:
         """How facts are called in a step of the reader."""

@@ -19,7 +19,8 @@ from pipeline.padding import pad_batch
 from pipeline.simulate import rank_memory, rank_static
 from rag_mm.config import Config
 from rag_mm.prepared import Prepared
-from rag_mm.towers import ROW_BUCKET, tower_program
+from rag_mm.tower_program import tower_program
+from rag_mm.towers import ROW_BUCKET
 from rag_mm.vision_once import BLOCK, VisionOnce
 from retriever.encoder import DualEncoder, rows
 
@@ -52,7 +53,8 @@ def tower_memory(config: Config, encoder: DualEncoder, example: Prepared, plan: 
         schedule="gpipe" if plan is None else plan.schedule,
     )
     static = [rank_static(costs, [stage]) for stage in stages]
-    found = tuple(Beside(s, peak - s) for s, peak in zip(static, peaks, strict=True))
+    sides = len(encoder.sides())  # of which one computes at a time
+    found = tuple(Beside(s * sides, peak - s) for s, peak in zip(static, peaks, strict=True))
     return found if plan is not None else found * parallel.pipeline_stages
 
 

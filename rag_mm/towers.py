@@ -16,13 +16,14 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from pipeline import Block, BlockProgram, Plan
+from pipeline import BlockProgram, Plan
 from pipeline.ghosts import make_ghosts
 from pipeline.hoist import Tower
 from pipeline.padding import pad_batch
 from rag_mm.mesh import Mesh
+from rag_mm.tower_program import EMBEDDING, tower_program
 from retriever.embed import combined_hash, tensor_hashes
-from retriever.encoder import DualEncoder, Features, TextTower, rows
+from retriever.encoder import DualEncoder, EncoderSide, Features, rows
 
 ROW_BUCKET, TRIGRAM_BUCKET = 32, 16  # few shapes: each has buffers of its own
 
@@ -101,7 +102,9 @@ class DealtTowers:
         trained = [p for n, p in self.replicated.items() if n != "log_scale"]  # that one is the objective's
         with self.mesh.summed_gradients(trained):
             if mine.numel():
-                torch.autograd.backward(self.encoder(rows(features, mine)), grad_NE[mine])
+                embedding = self.encoder(rows(features, mine))
+                if embedding.requires_grad:  # not of a frozen side
+                    torch.autograd.backward(embedding, grad_NE[mine])
 
     def tensors_here(self) -> dict[str, Tensor]:
         return dict(self.encoder.state_dict())
@@ -113,75 +116,29 @@ class DealtTowers:
         return combined_hash(tensor_hashes(self.encoder.state_dict()))
 
 
-class _Gates(nn.Module):
-    """The trigrams' weights: the beginning of ``TextTower.forward``."""
-
-    def __init__(self, text: TextTower) -> None:
-        super().__init__()
-        self.gate = text.gate
-
-    def forward(self, ids_NL: Tensor, mask_NL: Tensor) -> Tensor:
-        return TextTower.gates(ids_NL, mask_NL, self.gate)
-
-
-class _Bag(nn.Module):
-    """The weighted sum of the trigrams' vectors: the end of ``TextTower.forward``."""
-
-    def __init__(self, text: TextTower) -> None:
-        super().__init__()
-        self.vector = text.vector
-
-    def forward(self, ids_NL: Tensor, gate_NL: Tensor) -> Tensor:
-        return TextTower.bag(ids_NL, gate_NL, self.vector)
-
-
-class _Join(nn.Module):
-    """The two parts, weighted, side by side: the end of ``DualEncoder.forward``."""
-
-    def __init__(self, encoder: DualEncoder) -> None:
-        super().__init__()
-        self.log_weight = encoder.log_weight
-
-    def forward(self, text_NE: Tensor, image_NE: Tensor, has_image_N: Tensor) -> Tensor:
-        return DualEncoder.join(text_NE, image_NE, has_image_N, self.log_weight)
-
-
-def tower_program(encoder: DualEncoder) -> BlockProgram:
-    """The encoder as a block program, a block for every layer: features in, ``embedding`` (N, E) out.
-
-    Blocks hold the encoder's own parameters. Names of blocks appear in plans only: checkpoints use the encoder's.
-    """
-    image = encoder.image
-    return BlockProgram(
-        [
-            Block("text.gate", _Gates(encoder.text), ("trigram", "trigram_mask"), ("gate",)),
-            Block("text.bag", _Bag(encoder.text), ("trigram", "gate"), ("text_part",)),
-            Block("image.patch", image.patch, ("image",), ("grid",)),
-            Block("image.mix", image.mix, ("grid",), ("grid",)),
-            Block("image.out", image.out, ("grid",), ("image_part",)),
-            Block("join", _Join(encoder), ("text_part", "image_part", "has_image"), ("embedding",)),
-        ],
-        inputs=("trigram", "trigram_mask", "image", "has_image"),
-        outputs=("embedding",),
-    )
-
-
 class PipedTowers:
     """Every rank holds a part of the encoder; rows go through the parts.
 
     Args:
-        plan: of ``tower_program(encoder)``.
+        plan: of ``tower_program(encoder)``; the documents' own side, if they have one, is cut alike.
         timeout_s: longest wait for another rank.
     """
 
     def __init__(self, encoder: DualEncoder, mesh: Mesh, plan: Plan, *, timeout_s: float) -> None:
         self.encoder, self.mesh, self.plan = encoder, mesh, plan
-        self.program = tower_program(encoder)
-        self.tower = Tower(self.program, plan, group=mesh.pipeline, timeout_s=timeout_s)
         own = {id(p): n for n, p in encoder.named_parameters()}
-        pipeline = self.tower.pipeline
-        self._here = {own[id(p)]: p for p in pipeline.parameters_here.values()}
-        self.owned = frozenset(own[id(pipeline.parameters_here[n])] for n in pipeline.owned)
+        self._programs: dict[EncoderSide, BlockProgram] = {}
+        self._towers: dict[EncoderSide, Tower] = {}
+        self._here: dict[str, nn.Parameter] = {}
+        owned: set[str] = set()
+        for side in encoder.sides():
+            program = tower_program(side)
+            tower = Tower(program, plan, group=mesh.pipeline, timeout_s=timeout_s)
+            self._programs[side], self._towers[side] = program, tower
+            parameters = tower.pipeline.parameters_here
+            self._here |= {own[id(p)]: p for p in parameters.values()}
+            owned |= {own[id(parameters[n])] for n in tower.pipeline.owned}
+        self.owned = frozenset(owned)
         self.sharded = {n: p for n, p in self._here.items() if p.requires_grad}
         self.replicated = {"log_scale": encoder.log_scale}
 
@@ -192,7 +149,8 @@ class PipedTowers:
         count = features["image"].shape[0]
         if not count:
             return torch.zeros(0, self.encoder.dim, dtype=self.encoder.log_scale.dtype)
-        return self.tower.embed(self._bucketed(features), seed=0, step=0)["embedding"][:count]
+        side = self.encoder.side_of(features)
+        return self._towers[side].embed(self._bucketed(side, features), seed=0, step=0)[EMBEDDING][:count]
 
     def join(self, part: Tensor, count: int) -> Tensor:
         whole = part.new_zeros(count, part.shape[1])
@@ -201,27 +159,29 @@ class PipedTowers:
         return whole
 
     def backward(self, features: Features, grad_NE: Tensor) -> None:
-        mine = self.share(grad_NE.shape[0])
+        mine, side = self.share(grad_NE.shape[0]), self.encoder.side_of(features)
+        trains = any(p.requires_grad for p in self._programs[side].parameters())
         with self.mesh.summed_gradients(self.sharded.values(), group=self.mesh.replicas):
-            if mine.numel():
-                padded = self._bucketed(rows(features, mine))
+            if mine.numel() and trains:
+                padded = self._bucketed(side, rows(features, mine))
                 grad = grad_NE.new_zeros(padded["image"].shape[0], grad_NE.shape[1])
                 grad[: mine.numel()] = grad_NE[mine]
-                self.tower.backward(padded, {"embedding": grad}, seed=0, step=0)
+                self._towers[side].backward(padded, {EMBEDDING: grad}, seed=0, step=0)
 
-    def _bucketed(self, features: Features) -> dict[str, Tensor]:
+    def _bucketed(self, side: EncoderSide, features: Features) -> dict[str, Tensor]:
         """Few shapes: rows and trigrams filled up with what contributes nothing."""
-        more = -features["trigram"].shape[1] % TRIGRAM_BUCKET
         wide = dict(features)
         for name in ("trigram", "trigram_mask"):
-            wide[name] = nn.functional.pad(features[name], (0, more))
-        return pad_batch(self.program, wide, multiple=ROW_BUCKET, weights=())
+            if name in features:
+                wide[name] = nn.functional.pad(features[name], (0, -features[name].shape[1] % TRIGRAM_BUCKET))
+        return pad_batch(self._programs[side], wide, multiple=ROW_BUCKET, weights=())
 
     def tensors_here(self) -> dict[str, Tensor]:
         return {n: t.detach() for n, t in {**self._here, **self.replicated}.items()}
 
     def release(self) -> None:
-        self.tower.pipeline.release_other_stages()
+        for tower in self._towers.values():
+            tower.pipeline.release_other_stages()
         make_ghosts([self.encoder], keep=[*self._here.values(), *self.replicated.values()])  # it holds them too
 
     def weights_hash(self) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from retriever.encoder import DualEncoder
 from retriever.index import Index, Manifest
 from retriever.weights import load_weights
 
+FETCHED = 1024  # documents read at once to fit the gates
 Embed = Callable[[Sequence[str], Callable[[int], None]], Tensor]  # ids, progress -> (len(ids), E)
 
 
@@ -64,15 +65,35 @@ class BuildConfig:
 
 
 def fresh_encoder(
-    config: RetrieverConfig, dataset: Dataset, *, image_size: int, seed: int, image_transform: str = "square"
+    config: RetrieverConfig,
+    dataset: Dataset,
+    *,
+    image_size: int,
+    seed: int,
+    image_transform: str = "square",
+    weights: bool = True,
 ) -> DualEncoder:
-    """The untrained retriever of a seed; trigram gates start at the idf of titles and training questions."""
+    """The untrained retriever of a seed; trigram gates start at the idf of titles and training questions.
+
+    Args:
+        weights: False: a checkpoint is about to replace them, so neither texts nor the towers' own files are read.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        encoder = DualEncoder(config, image_size=image_size, image_transform=image_transform)
-    titles = [document.search_text for document in dataset.store.fetch(dataset.store.ids)]
-    encoder.text.fit(titles + [sample.question for sample in dataset.questions("train")])
+        encoder = DualEncoder(config, image_size=image_size, image_transform=image_transform, weights=weights)
+    if weights:
+        encoder.fit(_titles_and_questions(dataset))
     return encoder
+
+
+def _titles_and_questions(dataset: Dataset) -> Iterator[str]:
+    """One after another, so that a memory of any size can be read."""
+    ids = dataset.store.ids
+    for start in range(0, len(ids), FETCHED):
+        for document in dataset.store.fetch(ids[start : start + FETCHED]):
+            yield document.search_text
+    for sample in dataset.questions("train"):
+        yield sample.question
 
 
 def build_index(
@@ -156,7 +177,7 @@ def main(argv: Sequence[str]) -> int:
         dataset = Dataset.of(config.data)
         encoder = fresh_encoder(
             config.retriever, dataset, image_size=config.data.image_size, seed=config.train.seed,
-            image_transform=config.data.image_transform,
+            image_transform=config.data.image_transform, weights=not config.index.checkpoint,
         )  # fmt: skip
         if config.index.checkpoint:
             load_weights(encoder, config.index.checkpoint)

@@ -29,7 +29,7 @@ def pictures(pngs: Sequence[bytes | None], size: int, *, transform: str = SQUARE
 def document_features(encoder: DualEncoder, documents: Sequence[Document], *, image_size: int) -> dict[str, Tensor]:
     """What is embedded of a document: its title, its passage and its picture."""
     image, has_image = pictures([d.image for d in documents], image_size, transform=encoder.image_transform)
-    return encoder.features([d.search_text for d in documents], image, has_image)
+    return encoder.features([d.search_text for d in documents], image, has_image, side="document")
 
 
 @torch.no_grad()
@@ -61,11 +61,20 @@ def embed_documents(
 
 def architecture(encoder: DualEncoder, *, image_size: int) -> str:
     """A string that names everything but the weights that decides what an embedding means."""
-    shapes = ("text_buckets", "text_dim", "image_dim", "image_width", "image_patch")
-    config = {k: v for k, v in asdict(encoder.config).items() if k in shapes}
+    if _plain(encoder):  # as this string was before there were other kinds
+        shapes = ("text_buckets", "text_dim", "image_dim", "image_width", "image_patch")
+        described = {k: v for k, v in asdict(encoder.config).items() if k in shapes}
+    else:
+        described = encoder.describe()
     if encoder.image_transform != SQUARE:
-        config["image_transform"] = encoder.image_transform
-    return "dual_encoder " + json.dumps({**config, "image_size": image_size}, sort_keys=True)
+        described["image_transform"] = encoder.image_transform
+    return "dual_encoder " + json.dumps({**described, "image_size": image_size}, sort_keys=True)
+
+
+def _plain(encoder: DualEncoder) -> bool:
+    config = encoder.config
+    kinds = (config.text, config.image, config.fusion, config.query_prefix, config.document_prefix)
+    return kinds == ("trigrams", "small", "blocks", "", "") and encoder.document is None
 
 
 def tensor_hashes(tensors: Mapping[str, Tensor]) -> dict[str, str]:

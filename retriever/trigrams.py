@@ -13,7 +13,7 @@ import math
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -43,16 +43,18 @@ def hashed(texts: Sequence[str], *, num_buckets: int) -> tuple[Tensor, Tensor]:
     return ids_NL, mask_NL
 
 
-def idf_weights(texts: Sequence[str], *, num_buckets: int) -> Tensor:
+def idf_weights(texts: Iterable[str], *, num_buckets: int) -> Tensor:
     """Weight of every bucket (num_buckets,) in (0, 1]: idf over ``texts``, 1 for a bucket in at most one text.
 
     ``log(N / n) / log(N)`` with n the number of texts that hold the bucket: what every question says
     ("what is the") weighs nothing, what only one says weighs 1.
     """
     count: Counter[int] = Counter()
+    seen = 0
     for text in texts:
         count.update(set(_buckets(text, num_buckets)))
-    total = max(2, len(texts))
+        seen += 1
+    total = max(2, seen)
     weights = torch.ones(num_buckets)
     for bucket, n in count.items():
         weights[bucket] = math.log(total / n) / math.log(total)

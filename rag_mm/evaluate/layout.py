@@ -27,9 +27,9 @@ from pipeline.ghosts import give_memory
 from rag_mm.mesh import Mesh
 from rag_mm.model import Model
 from rag_mm.reader.fusion import answering_program
-from rag_mm.towers import tower_program
+from rag_mm.tower_program import EMBEDDING, tower_program
 from retriever.embed import combined_hash, document_features, tensor_hashes
-from retriever.encoder import DualEncoder, Features
+from retriever.encoder import DualEncoder, EncoderSide, Features
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,20 @@ class Layout:
         plan.validate(program)
         _hold(program, plan, rank=mesh.stage, everywhere=())
         self.reader = Pipeline(program, plan, group=mesh.pipeline, timeout_s=timeout_s)
-        self._towers: Pipeline | None = None
-        names = {id(p): n for n, p in self.encoder.named_parameters()}
+        self._towers: dict[EncoderSide, Pipeline] = {}
         if piped and mesh.num_stages > 1:
-            towers = tower_program(self.encoder).eval()
-            cut = smallest_parts(towers, mesh.num_stages)
-            _hold(towers, cut, rank=mesh.stage, everywhere=(self.encoder,))
+            programs = {side: tower_program(side).eval() for side in self.encoder.sides()}
+            cut = smallest_parts(next(iter(programs.values())), mesh.num_stages)
+            for towers in programs.values():
+                _hold(towers, cut, rank=mesh.stage, everywhere=(self.encoder,))
             names = {id(p): n for n, p in self.encoder.named_parameters()}
-            self._towers = Pipeline(towers, cut, group=mesh.pipeline, timeout_s=timeout_s)
-            self._encoder_here = {names[id(p)]: p.detach() for p in self._towers.parameters_here.values()}
+            self._towers = {
+                side: Pipeline(towers, cut, group=mesh.pipeline, timeout_s=timeout_s)
+                for side, towers in programs.items()
+            }
+            self._encoder_here = {
+                names[id(p)]: p.detach() for towers in self._towers.values() for p in towers.parameters_here.values()
+            }
             self._encoder_here["log_scale"] = self.encoder.log_scale.detach()
         else:
             give_memory([self.encoder], list(self.encoder.state_dict(keep_vars=True).values()))
@@ -116,16 +121,17 @@ class Layout:
     def weights_hash(self) -> str:
         """Of the retriever's weights, the same on every rank (a collective where they are spread)."""
         hashes = tensor_hashes(self._encoder_here)
-        if self._towers is not None:
+        if self._towers:
             hashes = {name: digest for theirs in self.mesh.gather(hashes) for name, digest in theirs.items()}
         return combined_hash(hashes)
 
     @torch.no_grad()
     def embed(self, features: Features) -> Tensor:
         """Embeddings (N, E), on every rank of a replica, all of which call it."""
-        if self._towers is None:
+        if not self._towers:
             return self.encoder(features)
-        return self._towers.forward(features).outputs_everywhere()["embedding"]
+        towers = self._towers[self.encoder.side_of(features)]
+        return towers.forward(features).outputs_everywhere()[EMBEDDING]
 
     def over_stages(self, value: Any) -> Any:
         """The Python value of the rank that searches, on all ranks of its replica."""

@@ -69,7 +69,7 @@ class Retrieval:
         """For the questions of one block; all ranks of a replica call it."""
         encoder, size = self.layout.encoder, self.config.data.image_size
         image, has_image = self.collator.images([s.image for s in samples])
-        query = self.layout.embed(encoder.features([s.question for s in samples], image, has_image))
+        query = self.layout.embed(encoder.features([s.question for s in samples], image, has_image, side="query"))
         if documents == "none":
             return [Found((), (), row, torch.zeros(1, query.shape[1])) for row in query]
         ids, scores = self._search(samples, query, documents)

@@ -23,7 +23,8 @@ from rag_mm.objectives import ObjectivesConfig
 from rag_mm.prepared import Prepared
 from rag_mm.reader.config import ReaderConfig
 from rag_mm.step import JointStep
-from rag_mm.towers import DealtTowers, PipedTowers, Towers, tower_program
+from rag_mm.tower_program import tower_program
+from rag_mm.towers import DealtTowers, PipedTowers, Towers
 from retriever.config import RetrieverConfig
 from retriever.encoder import DualEncoder
 

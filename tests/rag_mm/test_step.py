@@ -11,7 +11,8 @@ import torch
 
 from pipeline import Plan
 from pipeline.verify import gradient_report
-from rag_mm.towers import PipedTowers, tower_program
+from rag_mm.tower_program import tower_program
+from rag_mm.towers import PipedTowers
 from tests.distributed import run_on_ranks
 from tests.rag_mm.joint_setup import build, config, gradients_here, in_float64, make_pipeline, prepare
 
