@@ -4,7 +4,8 @@ A bad sample keeps its place with weight 0, so nothing fails when one comes by, 
 So each reader counts, the counts are shown at the end of every epoch, and beyond a share that the user sets
 training stops and names the shard with the most. The share is of the samples read so far, each counted once an
 epoch however often it is read, and not judged before `JUDGED_FROM` of them (or all, of a smaller data set): one bad
-sample among the first ten is no tenth of the data.
+sample among the first ten is no tenth of the data. What was counted as good and turns out to be bad later, when another
+rank has looked at its picture, counts as bad from then on.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy
 
 JUDGED_FROM = 1000
 EXAMPLES = 3
+_UNREAD, _GOOD, _BAD = 0, 1, 2
 
 
 class BadDataError(RuntimeError):
@@ -28,15 +30,16 @@ class BadData:
 
     Attributes:
         name: of the sequence, for messages, such as "questions/train".
+        fate: what becomes of bad ones, for messages.
         num_read: samples read, each once.
         reasons: bad samples by reason.
         shards: bad samples by the tar they lie in.
         examples: of each reason, the keys of the first few.
     """
 
-    def __init__(self, name: str, *, total: int) -> None:
+    def __init__(self, name: str, *, total: int, fate: str = "samples kept their place with weight 0") -> None:
         """``total``: number of samples in the sequence."""
-        self.name = name
+        self.name, self.fate = name, fate
         self._total = total
         self._lock = threading.Lock()
         self.start_epoch()
@@ -47,15 +50,16 @@ class BadData:
         self.reasons: Counter[str] = Counter()
         self.shards: Counter[Path] = Counter()
         self.examples: dict[str, list[str]] = {}
-        self._was_read = numpy.zeros(self._total, dtype=bool)
+        self._state = numpy.zeros(self._total, dtype=numpy.uint8)
 
     def record(self, position: int, problem: str | None, *, key: str, shard: Path) -> None:
-        """Count the sample at ``position``, bad if it has a ``problem``, unless it was counted in this epoch."""
+        """Count the sample at ``position``, bad if it has a ``problem``, unless it was counted so in this epoch."""
         with self._lock:
-            if self._was_read[position]:
+            before = self._state[position]
+            if before >= (_GOOD if problem is None else _BAD):
                 return
-            self._was_read[position] = True
-            self.num_read += 1
+            self._state[position] = _GOOD if problem is None else _BAD
+            self.num_read += before == _UNREAD
             if problem is not None:
                 self.reasons[problem] += 1
                 self.shards[shard] += 1
@@ -75,7 +79,7 @@ class BadData:
     def report(self) -> list[str]:
         """A line for each reason, the most frequent first."""
         return [
-            f"{self.name}: {count} of {self.num_read} samples kept their place with weight 0: {reason} "
+            f"{self.name}: {count} of {self.num_read} {self.fate}: {reason} "
             f"({', '.join(self.examples[reason])}{', ...' if count > EXAMPLES else ''})"
             for reason, count in self.reasons.most_common()
         ]

@@ -5,6 +5,9 @@ owner of each sample are held. Which samples a split has follows either from the
 four folds share one set of shards (the factbook), or from the folder it lies in, where the source has splits of its
 own (every converted format). A sample that turns out to be broken keeps its place in the batch, with weight
 0, and is counted by reason: dropping it would shift every later sample of every layout.
+
+Whether a picture is whole takes decoding it. Reading looks at it (``read``, iteration); who decodes it anyway, or needs
+none, reads unlooked (``read_unlooked``, ``scan``) and condemns what turns out to be broken.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeGuard, TypeVar
+from typing import Any, Generic, NamedTuple, TypeGuard
 
 from data import images
 from data.bad_data import BadData
@@ -24,7 +27,7 @@ from data.decoding import UndecodableError
 from data.document_store import DocumentStore
 from data.json_files import read_json
 from data.sample_ids import from_key
-from data.samples import Pair, Sample, read_pair, read_question
+from data.samples import Item, Pair, Sample, emptied, read_pair, read_question
 from data.shard_set import RawSample, ShardSet
 from data.tokenizers import load_tokenizer
 
@@ -32,9 +35,6 @@ SPLITS = ("train", "dev", "test")
 KEPT, KEPT_BYTES = 16384, 256 << 20  # samples of a split that are kept parsed, and their bytes in the shards
 ANEW = "prepare the data set anew, or restore the file from a copy"
 TOGETHER = 256  # samples that are read together when all are asked for
-
-
-Item = TypeVar("Item", Sample, Pair)
 
 
 class _Part:
@@ -60,6 +60,11 @@ class _Part:
         assert self.samples is not None
         return self.samples.key(position)
 
+    def place(self, position: int) -> tuple[str, Path]:
+        """A sample's key and shard."""
+        assert self.samples is not None
+        return self.samples.key(position), self.samples.shard(position)
+
     def read(self, positions: Sequence[int]) -> list[RawSample]:
         assert self.samples is not None
         return self.samples.read(positions)
@@ -70,13 +75,20 @@ class _Part:
 
 
 class Read(NamedTuple, Generic[Item]):
-    """A sample, and what is known of it beside: why it is broken, or None; and its bytes in the shard."""
+    """A sample, and what is known of it beside.
+
+    Attributes:
+        problem: why it is broken, or None.
+        num_bytes: in the shard.
+        is_looked_at: whether its picture, if it has one, was decoded.
+    """
 
     item: Item
     problem: str | None
     key: str
     shard: Path
     num_bytes: int
+    is_looked_at: bool
 
 
 class SplitView(Generic[Item]):
@@ -106,16 +118,45 @@ class SplitView(Generic[Item]):
         for start in range(0, len(self), TOGETHER):
             yield from self.read(range(start, min(start + TOGETHER, len(self))))
 
+    def scan(self) -> Iterator[Item]:
+        """All samples, for what they say: no picture is looked at, and nothing is counted or kept."""
+        for start in range(0, len(self), TOGETHER):
+            places = range(start, min(start + TOGETHER, len(self)))
+            for raw in self._part.read([self._positions[i] for i in places]):
+                yield self._parsed(raw).item
+
     def read(self, places: Sequence[int]) -> list[Item]:
         """Several samples, in the order asked; those that are not kept in one batched read."""
         return [read.item for read in self.read_with_reasons(places)]
 
-    def read_with_reasons(self, places: Sequence[int]) -> list[Read[Item]]:
-        """The same, each with its key, its shard and what is wrong with it."""
+    def read_unlooked(self, places: Sequence[int]) -> list[Item]:
+        """The same without a look at their pictures."""
+        return [read.item for read in self.read_with_reasons(places, look=False)]
+
+    def place(self, place: int) -> tuple[str, Path]:
+        """A sample's key and shard."""
+        return self._part.place(self._positions[place])
+
+    def condemn(self, place: int, problem: str) -> None:
+        """Count a sample as bad whose picture turned out to be broken."""
+        key, shard = self.place(place)
+        self.bad.record(place, problem, key=key, shard=shard)
+
+    def read_with_reasons(self, places: Sequence[int], *, look: bool = True) -> list[Read[Item]]:
+        """Several samples, each with its key, its shard and what is wrong with it."""
         wanted = [range(len(self))[i] for i in places]
         missing = [i for i in dict.fromkeys(wanted) if i not in self._kept]
         raws = self._part.read([self._positions[i] for i in missing]) if missing else []
         found = {i: self._parsed(raw) for i, raw in zip(missing, raws, strict=True)}
+        if look:
+            for i in dict.fromkeys(wanted):
+                read = found[i] if i in found else self._kept[i]
+                if not read.is_looked_at:
+                    looked_at = _look(read)
+                    if i in found:
+                        found[i] = looked_at
+                    else:
+                        self._kept[i] = looked_at
         reads = [found[i] if i in found else self._kept[i] for i in wanted]
         for i, read in zip(wanted, reads, strict=True):
             self.bad.record(i, read.problem, key=read.key, shard=read.shard)
@@ -141,9 +182,12 @@ class SplitView(Generic[Item]):
         return self.bad.reasons
 
     def _parsed(self, raw: RawSample) -> Read[Item]:
+        """A sample as far as it can be told without its picture."""
         item, problem = self._parse(raw)
         num_bytes = sum(map(len, raw.members.values()))
-        return Read(self._broken(raw.key) if item is None else item, problem, raw.key, raw.shard, num_bytes)
+        if item is None:
+            return Read(self._broken(raw.key), problem, raw.key, raw.shard, num_bytes, True)
+        return Read(item, None, raw.key, raw.shard, num_bytes, item.image is None)
 
     def _parse(self, raw: RawSample) -> tuple[Item | None, str | None]:
         """The sample, or None and why it is broken."""
@@ -154,12 +198,8 @@ class SplitView(Generic[Item]):
         try:
             read = read_pair if self._item_type is Pair else read_question
             item: Item = read(raw.key, raw.members)  # type: ignore[assignment]
-            if item.image is not None:
-                images.load_rgba(item.image)
         except UndecodableError as error:
             return None, str(error)
-        except images.ImageError as error:
-            return None, error.reason
         except (KeyError, TypeError, ValueError) as error:
             return None, f"malformed json: {type(error).__name__}"
         return item, None
@@ -167,8 +207,18 @@ class SplitView(Generic[Item]):
     def _broken(self, key: str) -> Item:
         sample_id = from_key(key)
         if self._item_type is Pair:
-            return Pair(sample_id, "", None, (), weight=0.0)  # type: ignore[return-value]
-        return Sample(sample_id, "", ("",), "name", "", "", (), weight=0.0)  # type: ignore[return-value]
+            return emptied(Pair(sample_id, "", None, ()))  # type: ignore[return-value]
+        return emptied(Sample(sample_id, "", (), "name", "", "", ()))  # type: ignore[return-value]
+
+
+def _look(read: Read[Item]) -> Read[Item]:
+    """The same with its picture decoded."""
+    assert read.item.image is not None
+    try:
+        images.load_rgba(read.item.image)
+    except images.ImageError as error:
+        read = read._replace(item=emptied(read.item), problem=error.reason)
+    return read._replace(is_looked_at=True)
 
 
 QuestionSet = SplitView[Sample]
@@ -256,12 +306,12 @@ class Dataset:
         if path.exists():
             asked: list[str] = read_json(path, kind=list, advice=ANEW)
             return asked
-        return sorted({sample.subject for sample in self.questions("train") if sample.weight and sample.subject})
+        return sorted({sample.subject for sample in self.questions("train").scan() if sample.weight and sample.subject})
 
     def fields_of(self, ids: Sequence[str]) -> Iterator[dict[str, str]]:
         """The fields of documents, few of which are held at a time."""
         for start in range(0, len(ids), 1024):
-            yield from (document.fields for document in self.store.fetch(ids[start : start + 1024]))
+            yield from (document.fields for document in self.store.read(ids[start : start + 1024]))
 
     def check_documents(self, memory: DocumentStore | None = None) -> None:
         """Whether every document that training names is in the store.
@@ -278,8 +328,8 @@ class Dataset:
         same = store.fingerprint == self.store.fingerprint and not self._has_other_documents
         if "made_by" in self.info and same and not store.num_edits:
             return
-        pairs = self.pairs("train") if memory is None else ()
-        for item in itertools.chain[Sample | Pair](self.questions("train"), pairs):
+        pairs = self.pairs("train").scan() if memory is None else ()
+        for item in itertools.chain[Sample | Pair](self.questions("train").scan(), pairs):
             subject = [item.subject] if isinstance(item, Sample) and item.weight and item.subject else []
             for name in (*item.gold, *item.hard_negatives, *subject):
                 if name not in store:
@@ -290,7 +340,7 @@ class Dataset:
 
     def check_subjects(self) -> None:
         """ValueError names the first training question that no document belongs to."""
-        for sample in self.questions("train"):
+        for sample in self.questions("train").scan():
             if sample.weight and not sample.subject:
                 raise ValueError(
                     f"train.documents is gold, but {sample.id} of {self.directory} names no right document; "

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from data.decoding import UndecodableError, decode_member
 from data.image_formats import extension_of
 from data.sample_ids import to_key
 
@@ -25,6 +26,7 @@ class Document:
         image: picture as it was encoded (PNG, JPEG, ...), or None.
         passage: running text of any number of lines, or empty.
         meta: whatever else the converter kept; never shown to a model.
+        problem: why it is empty, of a document that is damaged in its store; else None.
     """
 
     id: str
@@ -33,6 +35,7 @@ class Document:
     image: bytes | None = None
     meta: dict[str, Any] = field(default_factory=dict)
     passage: str = ""
+    problem: str | None = None
 
     def __post_init__(self) -> None:
         try:  # all at once: this runs for every document that is read
@@ -78,8 +81,11 @@ def from_members(document_id: str, body: bytes, image: bytes | None) -> Document
             value, end = _scan(text, 0)
             if end != len(text):
                 value = json.loads(body)
+            if "\\u" in text:  # "\\ud800" is valid JSON and no text
+                json.dumps(value, ensure_ascii=False).encode()
         except (StopIteration, ValueError):
             value = json.loads(body)
+            json.dumps(value, ensure_ascii=False).encode()
         passage = value.get("passage", "")
         if not isinstance(passage, str):
             raise TypeError(f"passage must be text, is {passage!r}")
@@ -90,8 +96,17 @@ def from_members(document_id: str, body: bytes, image: bytes | None) -> Document
         )  # fmt: skip
         document.__post_init__()
         return document
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"document {document_id!r} is malformed: {error}") from error
+
+
+def problem_of(body: bytes) -> str:
+    """Why `from_members` finds no document in a member ``json``, without particulars, so that it can be counted."""
+    try:
+        decode_member("json", body)
+    except UndecodableError as error:
+        return str(error)
+    return "json: not a document's"
 
 
 def to_entry(document: Document) -> dict[str, Any]:

@@ -10,6 +10,9 @@ Facts change without touching a shard: edits, additions and deletions are lines 
 fingerprint therefore names the shards for good, and ``version`` says how many edits lie on top, which is what an
 index has to know to tell whether it is stale. A store can be opened as it was at an earlier edit.
 
+Where a document is damaged ``fetch`` raises, and ``read`` gives an empty one and counts it (`data.bad_documents`): so
+training goes on. An id that does not exist is an error in both.
+
 Shards, table and log may lie on any file system that fsspec knows, with copies of the shards on a local disk
 (`data.local_cache`).
 """
@@ -31,9 +34,10 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from data.document import Document, from_members, line_members, to_entry, to_sample
+from data.bad_documents import BadDocuments
+from data.document import Document, to_entry, to_sample
+from data.document_entries import Entry, entries_of, num_bytes, parse, read_parts
 from data.document_ids import DocumentIds
-from data.document_table import NO_PICTURE
 from data.edit_log import EDITS, EditLog
 from data.folder import Folder
 from data.kept_table import open_table
@@ -42,8 +46,6 @@ from data.random_reads import RandomReads
 from data.sample_ids import to_key
 
 __all__ = ["EDITS", "Document", "DocumentStore", "to_sample"]
-
-Entry = bytes | tuple[bytes, bytes]  # a document as it was read: its json, and its picture if it has one
 
 
 class DocumentStore:
@@ -55,6 +57,7 @@ class DocumentStore:
         folder: where the shards lie.
         fingerprint: of the shards, whatever was edited since.
         copies: the node-local copies, or None without a cache folder.
+        bad: damaged documents among those that `read` has read.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class DocumentStore:
             reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(self._table.left_out.items()))
             warnings.warn(f"{self.folder}: samples that are no documents are left out: {reasons}", stacklevel=2)
         self.fingerprint: str = self._table.fingerprint
+        self.bad = BadDocuments(f"documents of {self.folder}", total=len(self._table))
         self._log = EditLog(self.folder, base=self.fingerprint, in_shards=self._in_shards, at_edit=at_edit)
         self._log_number = len(self._table.shards)  # the log is the last of the files that documents are read from
         self.copies: Copies | None = None
@@ -120,6 +124,7 @@ class DocumentStore:
         )
         self._cache: OrderedDict[str, Entry] = OrderedDict()
         self._cached_bytes = 0
+        self._behind: tuple[int, dict[str, int]] = 0, {}
         self._ids: DocumentIds | None = None
         self._lock = threading.RLock()
         self._process = os.getpid()
@@ -168,7 +173,43 @@ class DocumentStore:
             ValueError: a document is malformed.
             OSError: a shard cannot be read.
         """
-        wanted = list(ids)
+        return self._fetch(list(ids), None)
+
+    def read(self, ids: Iterable[str]) -> list[Document]:
+        """The same, but a damaged document is empty, says so in ``problem``, and counts in ``bad``.
+
+        Whether a picture can be decoded is not looked at; see `condemn`.
+
+        Raises:
+            KeyError: there is no such document.
+        """
+        wanted, problems = list(ids), dict[str, str]()
+        documents = self._fetch(wanted, problems)
+        self.bad.count(self._positions(wanted))
+        for document_id, problem in problems.items():
+            self.condemn(document_id, problem)
+        return documents
+
+    def condemn(self, document_id: str, problem: str) -> None:
+        """Count a document as damaged, such as one whose picture could not be decoded."""
+        (position,) = self._positions([document_id])
+        file = int(self._table.places(position[None])[0][0, 0]) if position < len(self._table) else self._log_number
+        self.bad.record(int(position), problem, key=document_id, shard=Path(self._reads.files[file]))
+
+    def _positions(self, ids: list[str]) -> NDArray[numpy.int64]:
+        """Where documents are counted: at their place in the table; what stands in the log, behind that."""
+        positions = self._table.find(ids)
+        if self._log.added:
+            with self._guarded():
+                if self._behind[0] != len(self._log):
+                    places = {name: len(self._table) + i for i, name in enumerate(self._log.added)}
+                    self._behind = len(self._log), places
+            found = (self._behind[1].get(*pair) for pair in zip(ids, positions.tolist(), strict=True))
+            positions = numpy.fromiter(found, numpy.int64, count=len(ids))
+        return positions
+
+    def _fetch(self, wanted: list[str], problems: dict[str, str] | None) -> list[Document]:
+        """Documents; what is wrong with damaged ones goes into ``problems``, or is raised without it."""
         with self._guarded():
             cache = self._cache
             missing = [document_id for document_id in dict.fromkeys(wanted) if document_id not in cache]
@@ -183,20 +224,18 @@ class DocumentStore:
             overlay = {name: dict(changed[name]) for name in wanted if name in changed} if changed else {}
             edit = self.num_edits
         if missing:
-            read = dict(zip(missing, _entries(self._reads.read(ranges), extents), strict=True))
+            parts = read_parts(self._reads, missing, ranges, problems)
+            made = zip(missing, entries_of(parts, extents), strict=True)
+            read = {name: entry for name, entry in made if entry is not None}
             entries.update(read)
             self._keep(read, edit)
-        found: dict[str, Document] = {}
         try:
-            for document_id, entry in entries.items():
-                if type(entry) is bytes:
-                    found[document_id] = from_members(document_id, entry, None)
-                else:
-                    found[document_id] = from_members(document_id, *entry)
+            found = parse(entries, problems)
         except ValueError as error:
             raise ValueError(f"{self.folder}: {error}") from error
         for document_id, fields in overlay.items():
-            found[document_id] = replace(found[document_id], fields={**found[document_id].fields, **fields})
+            if found[document_id].problem is None:
+                found[document_id] = replace(found[document_id], fields={**found[document_id].fields, **fields})
         return [found[document_id] for document_id in wanted]
 
     def _keep(self, read: dict[str, Entry], edit: int) -> None:
@@ -207,11 +246,11 @@ class DocumentStore:
                 for document_id in [*self._log.ids[edit:], *(name for name in read if name in cache)]:
                     read.pop(document_id, None)
             cache.update(read)
-            num_bytes = self._cached_bytes + sum(map(_num_bytes, read.values()))
-            while len(cache) > self._cache_size or num_bytes > self._cache_bytes:
+            total = self._cached_bytes + sum(map(num_bytes, read.values()))
+            while len(cache) > self._cache_size or total > self._cache_bytes:
                 entry = cache.popitem(last=False)[1]
-                num_bytes -= len(entry) if type(entry) is bytes else _num_bytes(entry)
-            self._cached_bytes = num_bytes
+                total -= len(entry) if type(entry) is bytes else num_bytes(entry)
+            self._cached_bytes = total
 
     def _places(self, ids: list[str]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
         """Of each document the number of its file, first byte and end (N, 3), and its row of extents (N, 5).
@@ -342,31 +381,12 @@ class DocumentStore:
         for document_id in ids:
             self._ids = None
             if document_id in self._cache:
-                self._cached_bytes -= _num_bytes(self._cache.pop(document_id))
+                self._cached_bytes -= num_bytes(self._cache.pop(document_id))
 
     def _guarded(self) -> threading.RLock:
         if os.getpid() != self._process:  # a child of fork: whoever held the lock is not here
             self._lock, self._process = threading.RLock(), os.getpid()
         return self._lock
-
-
-def _entries(parts: list[bytes], extents: NDArray[numpy.int64]) -> list[Entry]:
-    """What is kept of each document: its json, with its picture if it has one, wherever it stands."""
-    if (extents[:, 4] == NO_PICTURE).all():
-        return list(parts)
-    entries: list[Entry] = []
-    for part, (_, start, size, image_start, image_size) in zip(parts, extents.tolist(), strict=True):
-        if image_size == NO_PICTURE:
-            entries.append(part)
-        elif image_size < 0:
-            entries.append(line_members(part))
-        else:
-            entries.append((part[start : start + size], part[image_start : image_start + image_size]))
-    return entries
-
-
-def _num_bytes(entry: Entry) -> int:
-    return len(entry) if isinstance(entry, bytes) else len(entry[0]) + len(entry[1])
 
 
 def _open_again(url: str, at_edit: int, options: dict[str, Any]) -> DocumentStore:

@@ -35,12 +35,30 @@ class MixedView:
     def __getitem__(self, i: int) -> Sample:
         return self.read([i])[0]
 
+    def scan(self) -> Iterator[Sample]:
+        """All samples, for what they say; see `data.dataset.SplitView.scan`."""
+        for view in self._views:
+            yield from view.scan()
+
     def read(self, places: Sequence[int]) -> list[Sample]:
         """Several samples, in the order asked; one batched read a view."""
+        return self._read(places, look=True)
+
+    def read_unlooked(self, places: Sequence[int]) -> list[Sample]:
+        """The same without a look at their pictures."""
+        return self._read(places, look=False)
+
+    def condemn(self, place: int, problem: str) -> None:
+        """Count a sample as bad whose picture turned out to be broken."""
+        number = next(i for i, stop in enumerate(self._starts[1:]) if place < stop)
+        key, shard = self._views[number].place(place - self._starts[number])
+        self.bad.record(place, problem, key=key, shard=shard)
+
+    def _read(self, places: Sequence[int], *, look: bool) -> list[Sample]:
         found: dict[int, Read[Sample]] = {}
         for view, start, stop in zip(self._views, self._starts[:-1], self._starts[1:], strict=True):
             mine = [place for place in dict.fromkeys(places) if start <= place < stop]
-            found |= zip(mine, view.read_with_reasons([place - start for place in mine]), strict=True)
+            found |= zip(mine, view.read_with_reasons([place - start for place in mine], look=look), strict=True)
         for place, read in found.items():
             self.bad.record(place, read.problem, key=read.key, shard=read.shard)
         return [found[place].item for place in places]

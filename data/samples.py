@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from data.decoding import decode_member
 from data.image_formats import extension_of, picture_member
@@ -70,6 +70,16 @@ class Pair:
     weight: float = 1.0
     hard_negatives: tuple[str, ...] = ()
     meta: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+
+
+Item = TypeVar("Item", Sample, Pair)
+
+
+def emptied(item: Item) -> Item:
+    """What keeps the place of a sample that is broken: its id, and weight 0."""
+    if isinstance(item, Pair):
+        return Pair(item.id, "", None, (), weight=0.0)  # type: ignore[return-value]  # as Item
+    return Sample(item.id, "", ("",), "name", "", "", (), weight=0.0)
 
 
 def to_members(sample: Sample | Pair) -> tuple[str, dict[str, bytes]]:

@@ -90,6 +90,10 @@ class ShardSet:
         shard, row = self._place(position)
         return self.indices[shard].key(row)
 
+    def shard(self, position: int) -> Path:
+        """The tar that a sample lies in."""
+        return self.indices[self._place(position)[0]].tar
+
     def keys(self) -> Iterator[str]:
         """The keys of all samples, by position."""
         for index in self.indices:

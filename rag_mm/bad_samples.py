@@ -3,6 +3,8 @@
 The counting is `data.bad_data`'s, for each sequence of samples on each rank. Here it is put to use after every step:
 the trainer asks whether this rank wants to stop, and if one does, all stop after the same step, with a checkpoint, so
 that the run goes on once the data set is mended or ``data.max_bad_share`` is larger.
+
+Documents have no epochs: what is bad of them is said at the end of each epoch of the questions, and counted on.
 """
 
 from __future__ import annotations
@@ -18,17 +20,28 @@ class BadSamples:
     Args:
         max_share: largest share of each that may be bad.
         epochs: of each sequence, the epochs that are over.
+        documents: of the memory that is read.
         say: shows a line to the user.
     """
 
     def __init__(
-        self, sequences: Sequence[BadData], *, max_share: float, epochs: Sequence[int], say: Callable[[str], None]
+        self,
+        sequences: Sequence[BadData],
+        *,
+        max_share: float,
+        epochs: Sequence[int],
+        documents: BadData,
+        say: Callable[[str], None],
     ) -> None:
         self._sequences, self._max_share, self._epochs, self._say = sequences, max_share, list(epochs), say
+        self._documents = documents
 
     def after_step(self, epochs: Sequence[int]) -> str | None:
         """Say what was bad in epochs that have ended; why this rank wants to stop, or None."""
-        complaint = None
+        complaint = self._documents.complaint(self._max_share)
+        if epochs[0] > self._epochs[0]:
+            for line in self._documents.report():
+                self._say(f"epoch {epochs[0]}: {line}")
         for i, bad in enumerate(self._sequences):
             ended = epochs[i] > self._epochs[i]
             complaint = complaint or bad.complaint(self._max_share, whole=ended)

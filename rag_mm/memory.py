@@ -61,6 +61,7 @@ class Memory:
             embed=towers.embed_share,
         )
         embedding = towers.join(part, len(ids))
+        self.count_damaged()
         manifest = make_manifest(towers.encoder, self.store, image_size=self.image_size, weights=towers.weights_hash())
         self._index = Index.from_embeddings(embedding, ids, manifest)
         self.version = step
@@ -71,6 +72,13 @@ class Memory:
             before, after = old.search(probe_BE, k=k)[0], self._index.search(probe_BE, k=k)[0]
             changed = sum(len(set(a) - set(b)) for a, b in zip(after, before, strict=True))
             self.staleness = changed / (k * len(before))
+
+    def count_damaged(self) -> None:
+        """After the ranks have read the whole memory together: what one found to be damaged counts on all."""
+        for found in self.mesh.gather(self.store.bad.found):
+            for name, problem in found.items():
+                self.store.condemn(name, problem)
+        self.store.bad.count_all()
 
     def load(self, version: int, *, staleness: float | None) -> None:
         """Go on with a version that was published earlier, and what was said of it then."""
@@ -87,5 +95,5 @@ class Memory:
         return self.mesh.broadcast(found)
 
     def fetch(self, ids: list[str]) -> list[Document]:
-        """Documents by id."""
-        return self.store.fetch(ids)
+        """Documents by id, without what is damaged of them."""
+        return self.store.read(ids)

@@ -28,7 +28,7 @@ from rag_mm.towers import ROW_BUCKET, PipedTowers
 from rag_mm.vision_choice import MODES, Vision, choose, make_vision, mode_of
 from rag_mm.vision_grouped import IMAGE, VisionGrouped
 from rag_mm.vision_once import VisionOnce
-from retriever.embed import document_features
+from retriever.embed import stored_features
 from retriever.encoder import DualEncoder
 
 # Enough to see any mixing that does not depend on how large the batch is; the proof runs on the whole batch.
@@ -234,8 +234,7 @@ def make_towers_plan(config: Config, encoder: DualEncoder, store: DocumentStore,
             f"parallel.pipeline_stages is {parallel.pipeline_stages}, but the towers (parallel.towers piped) have "
             f"{len(program.blocks)} blocks; use at most {len(program.blocks)} stages, or parallel.towers dealt"
         )
-    documents = store.fetch(store.ids[:ROW_BUCKET])
-    features = document_features(encoder, documents, image_size=config.data.image_size)
+    features = stored_features(encoder, store, store.ids[:ROW_BUCKET], image_size=config.data.image_size)
     batch = pad_batch(program, features, multiple=ROW_BUCKET * parallel.num_microbatches, weights=())
     mesh.barrier()
     profile = trace(

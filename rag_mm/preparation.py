@@ -9,20 +9,21 @@ Shapes: B questions, F pairs, Q = B + F queries, U unique documents, k documents
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from data.dataset import Dataset, Sample
-from data.document_store import Document
+from data.document import Document
+from data.document_entries import damaged_document
 from pipeline import keyed
 from rag_mm.batch import Collator, training_answers
 from rag_mm.config import Config
 from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
 from rag_mm.prepared import Prepared
-from rag_mm.queries import QueryBatch, step_pictures
+from rag_mm.queries import QueryBatch, joined, step_pictures, without_pictures
 from rag_mm.renaming import Renaming
 from rag_mm.towers import Towers, embed_all
 from rag_mm.training_batches import TrainingBatches
@@ -88,7 +89,7 @@ class Preparation(TrainingBatches):
     def example(self) -> Prepared:
         """The reader's first batch with arbitrary documents in place of retrieved ones: to trace and to prove on."""
         first = min(self.config.train.retriever_steps, self.config.train.steps - 1)
-        taken = self._taken(first)
+        taken = self._agreed(first, self._taken(first))
         samples = taken.samples
         asked, documents = sorted(self.asked) or self.memory.store.ids[:1000], self.config.train.documents
         k = {"retrieved": self.config.retriever.k, "gold": 1, "none": 0}[documents]
@@ -118,7 +119,7 @@ class Preparation(TrainingBatches):
     def probe(self, step: int) -> Tensor:
         """Embeddings (B, E) of the questions of a step: what old and new index versions are compared on."""
         samples, _ = self.samples(step)
-        return self._embedded(self._queries_of.features(samples, [], step)).embedding
+        return self._embedded(self._agreed(step, self._queries_of.batch(samples, [], step)).features).embedding
 
     def _assemble(
         self,
@@ -138,8 +139,12 @@ class Preparation(TrainingBatches):
         place = {name: i for i, name in enumerate(unique)}
         read = torch.tensor([place[name] for names in ids for name in names], dtype=torch.int64)
         wanted = None if self.role is None else self.role.document_rows(len(unique), len(samples), read)
-        images = [d.image for d in documents]
-        image, has_image = step_pictures(self.config, images, unique, step=step, wanted=wanted)
+        images, broken = [d.image for d in documents], dict[int, str]()
+        image, has_image = step_pictures(self.config, images, unique, step=step, wanted=wanted, broken=broken)
+        documents, broken = self._agreed_documents(documents, broken)
+        image, has_image = without_pictures(
+            self.config, image, has_image, unique, step=step, wanted=wanted, broken=broken
+        )
         document = self.encoder.features([d.search_text for d in documents], image, has_image, side="document")
         positive = torch.zeros(len(gold), len(unique), dtype=torch.bool)
         for q, names in enumerate(gold):
@@ -160,6 +165,28 @@ class Preparation(TrainingBatches):
         if reads:
             prepared.reader = self._reader_batch(prepared, documents, queries, taken.renaming)
         return prepared
+
+    def _agreed_documents(
+        self, documents: list[Document], broken: dict[int, str]
+    ) -> tuple[list[Document], dict[int, str]]:
+        """The documents without what is damaged on any rank, which is counted, and the rows without a picture for that.
+
+        A small collective. A document whose text is damaged has no picture either.
+
+        Args:
+            broken: rows whose pictures this rank could not decode, and why.
+        """
+        damaged = {row: document.problem for row, document in enumerate(documents) if document.problem is not None}
+        texts, pictures = map(joined, zip(*self.mesh.gather((damaged, broken)), strict=True))
+        without = {**pictures, **texts}
+        for row, problem in without.items():
+            name = documents[row].id
+            self.memory.store.condemn(name, problem)
+            if row in texts:
+                documents[row] = damaged_document(name, problem)
+            else:
+                documents[row] = replace(documents[row], image=None)
+        return documents, without
 
     def _labels(self, sample: Sample) -> list[str]:
         return list(sample.gold) if self.config.objectives.contrastive_on != "pairs" else []

@@ -4,13 +4,16 @@ All of it is a pure function of the step, so workers can compute it while the st
 or without them the numbers are the same. Documents are not in it: which are read depends on the weights that the
 step before leaves behind.
 
+A picture is decoded by the ranks that compute with it and by no others, so only they learn that it is broken. They say
+so in ``broken``; the step exchanges that and has every rank empty the same samples (`Queries.mended`).
+
 Shapes: B questions, F pairs, Q = B + F queries.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +25,7 @@ from data.announcing import Announcer
 from data.cursor import Slots
 from data.dataset import Dataset, PairSet, QuestionSet
 from data.mixed_view import MixedView, mixed_datasets, training_questions
-from data.samples import Pair, Sample
+from data.samples import Pair, Sample, emptied
 from rag_mm.augmentation import augment
 from rag_mm.config import Config
 from rag_mm.renaming import Renaming
@@ -43,6 +46,7 @@ class QueryBatch:
         samples, pairs: B questions and F pairs; weight 0 and nothing to find where a slot only fills up an epoch.
         features: of the Q queries.
         renaming: of the facts in this step, if there is any.
+        broken: rows of the Q queries whose picture this rank found to be broken, and why; not mended yet.
         seen: samples that a worker read for it, for the counts of bad ones (which count each once an epoch).
     """
 
@@ -50,6 +54,7 @@ class QueryBatch:
     pairs: list[Pair]
     features: dict[str, Tensor]
     renaming: Renaming | None
+    broken: dict[int, str] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
 
 
@@ -82,14 +87,23 @@ class Queries:
 
     def samples(self, step: int) -> tuple[list[Sample], list[Pair]]:
         """The questions and pairs of a step: a pure function of data, seed and step."""
-        name: Name = "questions" if self.streams.reads(step) else "questions alone"
-        self._announce(name, step)
+        self._announce(self._asking(step), step)
         self._announce("pairs", step)
-        asked, paired = self.streams.slots(name, step), self.streams.slots("pairs", step)
-        samples = [] if asked is None else _filled(self.questions.read(asked.positions.tolist()), asked)
-        if paired is None:
-            return samples, []
-        return samples, _filled(self.pairs.read([self.usable_pairs[i] for i in paired.positions.tolist()]), paired)
+        asked, paired = self.streams.slots(self._asking(step), step), self.streams.slots("pairs", step)
+        asked_places, paired_places = self._places(step)
+        samples = [] if asked is None else _filled(self.questions.read_unlooked(asked_places), asked)
+        return samples, [] if paired is None else _filled(self.pairs.read_unlooked(paired_places), paired)
+
+    def _asking(self, step: int) -> Name:
+        return "questions" if self.streams.reads(step) else "questions alone"
+
+    def _places(self, step: int) -> tuple[list[int], list[int]]:
+        """Where the questions and the pairs of a step stand in their sets."""
+        asked, paired = self.streams.slots(self._asking(step), step), self.streams.slots("pairs", step)
+        return (
+            [] if asked is None else asked.positions.tolist(),
+            [] if paired is None else [self.usable_pairs[i] for i in paired.positions.tolist()],
+        )
 
     def _announce(self, name: Name, step: int) -> None:
         """Windows that begin in this step's batch of a stream, to the file system; the present one at the start."""
@@ -104,14 +118,47 @@ class Queries:
     def _pairs_will_need(self, places: range) -> None:
         self.pairs.will_need(range(self.usable_pairs[places.start], self.usable_pairs[places.stop - 1] + 1))
 
-    def features(self, samples: Sequence[Sample], pairs: Sequence[Pair], step: int) -> dict[str, Tensor]:
-        """What the towers take of the Q queries."""
+    def batch(self, samples: list[Sample], pairs: list[Pair], step: int) -> QueryBatch:
+        """The same with what the towers take of the Q queries, and the renaming."""
         images = [s.image for s in samples] + [p.image for p in pairs]
-        names = [f"query {s.id}" for s in samples] + [f"query {p.id}" for p in pairs]
-        wanted = None if self.role is None else self.role.query_rows(len(samples), len(images))
-        image, has_image = step_pictures(self.config, images, names, step=step, wanted=wanted)
-        texts = [s.question for s in samples] + [p.text for p in pairs]
-        return self.featurizer(texts, image, has_image, side="query")
+        broken: dict[int, str] = {}
+        image, has_image = step_pictures(
+            self.config, images, _names(samples, pairs), step=step, wanted=self._wanted(samples, pairs), broken=broken
+        )
+        made = self.featurizer(_texts(samples, pairs), image, has_image, side="query")
+        return QueryBatch(samples, pairs, made, self.renaming(step), broken)
+
+    def mended(self, batch: QueryBatch, step: int, broken: Mapping[int, str]) -> QueryBatch:
+        """The batch with the queries of these rows emptied, bit for bit as if they never had held anything.
+
+        Args:
+            broken: what is wrong with them, as all ranks together know.
+        """
+        if not broken:
+            return batch
+        num = len(batch.samples)
+        samples = [emptied(sample) if i in broken else sample for i, sample in enumerate(batch.samples)]
+        pairs = [emptied(pair) if num + i in broken else pair for i, pair in enumerate(batch.pairs)]
+        image, has_image = without_pictures(
+            self.config, batch.features["image"], batch.features["has_image"], _names(samples, pairs), step=step,
+            wanted=self._wanted(samples, pairs), broken=broken,
+        )  # fmt: skip
+        truncated = self.featurizer.truncated  # once a batch
+        made = self.featurizer(_texts(samples, pairs), image, has_image, side="query")
+        self.featurizer.truncated = truncated
+        return QueryBatch(samples, pairs, made, batch.renaming, dict(broken), batch.seen)
+
+    def condemn(self, step: int, broken: Mapping[int, str]) -> None:
+        """Count the queries of these rows of a step as bad."""
+        asked, paired = self._places(step)
+        for row, problem in broken.items():
+            if row < len(asked):
+                self.questions.condemn(asked[row], problem)
+            else:
+                self.pairs.condemn(paired[row - len(asked)], problem)
+
+    def _wanted(self, samples: Sequence[Sample], pairs: Sequence[Pair]) -> Tensor | None:
+        return None if self.role is None else self.role.query_rows(len(samples), len(samples) + len(pairs))
 
     def renaming(self, step: int) -> Renaming | None:
         """How facts are called in a step of the reader."""
@@ -121,8 +168,7 @@ class Queries:
         return Renaming(self.values, seed=train.seed, step=step, fraction=train.rename)
 
     def __call__(self, step: int) -> QueryBatch:
-        samples, pairs = self.samples(step)
-        return QueryBatch(samples, pairs, self.features(samples, pairs, step), self.renaming(step))
+        return self.batch(*self.samples(step), step)
 
 
 @dataclass(frozen=True)
@@ -175,28 +221,74 @@ def count_seen(seen: Sequence[Seen], views: Sequence[Any]) -> None:
         by_name[name].bad.record(position, problem, key=key, shard=shard)
 
 
+def joined(found: Iterable[Mapping[int, str]]) -> dict[int, str]:
+    """What the ranks found to be broken, by row; of several reasons for a row, that of the lowest rank."""
+    whole: dict[int, str] = {}
+    for rows in found:
+        whole = {**rows, **whole}
+    return dict(sorted(whole.items()))
+
+
 def step_pictures(
-    config: Config, images: Sequence[bytes | None], names: Sequence[str], *, step: int, wanted: Tensor | None
+    config: Config,
+    images: Sequence[bytes | None],
+    names: Sequence[str],
+    *,
+    step: int,
+    wanted: Tensor | None,
+    broken: dict[int, str] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Pictures of a step (N, 3, S, S), augmented by name, and which exist (N,).
 
     Args:
         wanted: (N,) bool, rows to decode; the others are NaN. None: all.
+        broken: is told the rows that cannot be decoded, and why. None: that is an error.
     """
-    train = config.train
-
-    def decoded(rows: Sequence[int]) -> Tensor:
-        image, _ = pictures([images[i] for i in rows], config.data.image_size, transform=config.data.image_transform)
-        return augment(image, [names[i] for i in rows], seed=train.seed, step=step, strength=train.augment)
-
+    train, size = config.train, config.data.image_size
     has_image = torch.tensor([float(image is not None) for image in images])
-    if wanted is None or bool(wanted.all()):
-        return decoded(range(len(images))), has_image
-    rows = wanted.nonzero().flatten()
-    size = config.data.image_size
+    rows = list(range(len(images))) if wanted is None else wanted.nonzero().flatten().tolist()
+    found: dict[int, str] = {}
+    image, _ = pictures(
+        [images[i] for i in rows], size, transform=config.data.image_transform,
+        broken=None if broken is None else found,
+    )  # fmt: skip
+    image = augment(image, [names[i] for i in rows], seed=train.seed, step=step, strength=train.augment)
+    if broken is not None:
+        broken |= {rows[i]: reason for i, reason in found.items()}
+    if len(rows) == len(images):
+        return image, has_image
     whole = torch.full((len(images), 3, size, size), float("nan"))
-    whole[rows] = decoded(rows.tolist())
+    whole[rows] = image
     return whole, has_image
+
+
+def without_pictures(
+    config: Config,
+    image_N3SS: Tensor,
+    has_image_N: Tensor,
+    names: Sequence[str],
+    *,
+    step: int,
+    wanted: Tensor | None,
+    broken: Mapping[int, str],
+) -> tuple[Tensor, Tensor]:
+    """What `step_pictures` would have given, had there been no pictures in the ``broken`` rows."""
+    if not broken:
+        return image_N3SS, has_image_N
+    rows, image, has_image = sorted(broken), image_N3SS.clone(), has_image_N.clone()
+    image[rows], has_image[rows] = step_pictures(
+        config, [None] * len(rows), [names[row] for row in rows], step=step,
+        wanted=None if wanted is None else wanted[rows],
+    )  # fmt: skip
+    return image, has_image
+
+
+def _names(samples: Sequence[Sample], pairs: Sequence[Pair]) -> list[str]:
+    return [f"query {s.id}" for s in samples] + [f"query {p.id}" for p in pairs]
+
+
+def _texts(samples: Sequence[Sample], pairs: Sequence[Pair]) -> list[str]:
+    return [s.question for s in samples] + [p.text for p in pairs]
 
 
 def _filled(items: list[Item], slots: Slots) -> list[Item]:

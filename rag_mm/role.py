@@ -1,9 +1,9 @@
-"""Which pictures of a global batch a rank computes with, so that it resizes, augments and embeds no others.
+"""Which pictures of a global batch a rank computes with, so that it decodes, augments and embeds no others.
 
-Every rank sees every sample's text and ids, which are small and decide shapes, and looks whether its picture is whole
-(`data.dataset`), because all must agree on weights. A rank needs the pictures of the rows that its towers embed, and
-those that the reader's stages on it read. The rest of a picture
-tensor is NaN there, not white: whoever reads what is not there gets no number, and the gradient's norm says so.
+Every rank sees every sample's text and ids, which are small and decide shapes. A rank needs the pictures of the rows
+that its towers embed, and those that the reader's stages on it read; all ranks' towers together embed all rows, so what
+is broken is found by one of them (`rag_mm.training_batches`). The rest of a picture tensor is NaN there, not white: who
+reads what is not there gets no number, and the gradient's norm says so.
 
 Shapes: B questions, Q queries (questions, then pairs), U documents, P = B*k pairs that are read.
 """

@@ -52,8 +52,8 @@ def say_end(run_dir: Path, joint: JointStep, collator: Collator, bad_steps: BadS
     for what, count in sorted(truncated.items()):
         if count:
             say(f"{what} were truncated {count} times (data.{limit[what]})")
-    for view in (joint.questions, joint.pairs):
-        for line in view.bad.report():
+    for bad in (joint.questions.bad, joint.pairs.bad, joint.memory.store.bad):
+        for line in bad.report():
             say(line)
     if bad_steps.total:
         say(f"{bad_steps.total} steps were not taken; {run_dir / BAD_STEPS} says why")

@@ -182,7 +182,7 @@ class Trainer:
         writer = self._writer
         bad_samples = BadSamples(
             [self.joint.questions.bad, self.joint.pairs.bad], max_share=self.config.data.max_bad_share,
-            epochs=self._epochs(), say=self._say,
+            epochs=self._epochs(), documents=self.memory.store.bad, say=self._say,
         )  # fmt: skip
         live = LiveLine(self.console, title="training", start=self.step, steps=steps)
         files = contextlib.closing(writer) if writer else contextlib.nullcontext()

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from data.ahead import Ahead
 from data.dataset import Dataset, Pair, Sample, digest
 from data.mixed_view import check_mixed, mixed_datasets, training_questions
 from rag_mm.config import Config
 from rag_mm.mesh import Mesh
-from rag_mm.queries import Queries, QueriesInWorker, QueryBatch, count_seen
+from rag_mm.queries import Queries, QueriesInWorker, QueryBatch, count_seen, joined
 from rag_mm.renaming import field_values
 from rag_mm.role import Role
 from rag_mm.streams import Streams
@@ -48,7 +48,7 @@ class TrainingBatches:
         asked = sorted(self.asked)
         self.usable_pairs = list(range(len(self.pairs)))
         if config.train.pairs == "unasked":
-            self.usable_pairs = [i for i, pair in enumerate(self.pairs) if not self.asked & set(pair.gold)]
+            self.usable_pairs = [i for i, pair in enumerate(self.pairs.scan()) if not self.asked & set(pair.gold)]
         if config.objectives.contrastive > 0 and config.objectives.contrastive_on == "pairs" and not self.usable_pairs:
             raise ValueError(
                 f"objectives.contrastive_on is 'pairs', but {config.data.dir} has no usable pair with train.pairs "
@@ -101,9 +101,7 @@ class TrainingBatches:
 
     def _taken(self, step: int) -> QueryBatch:
         """What a step begins with, made here."""
-        samples, pairs = self.samples(step)
-        features = self._queries_of.features(samples, pairs, step)
-        return QueryBatch(samples, pairs, features, self._queries_of.renaming(step))
+        return self._queries_of.batch(*self.samples(step), step)
 
     def _take(self, step: int) -> QueryBatch:
         """What a step begins with, from a worker where there are some, and the same on every rank."""
@@ -113,21 +111,28 @@ class TrainingBatches:
             assert self._ahead.next == step, "workers read the steps in their order"
             batch = next(self._ahead)
             count_seen(batch.seen, (self.questions, self.pairs))
-        self._check_same(step, batch)
-        return batch
+        return self._agreed(step, batch)
 
-    def _check_same(self, step: int, batch: QueryBatch) -> None:
-        """Stop, on every rank, if a rank has another batch (a small collective).
+    def _agreed(self, step: int, batch: QueryBatch) -> QueryBatch:
+        """The batch without what is broken on any rank; stops, on every rank, if a rank has another batch.
+
+        A small collective: a digest of each rank's batch, and the rows whose pictures the rank could not decode.
 
         Raises:
             BatchMismatchError: names the ranks.
         """
         described = [f"{s.id} {s.weight} {s.question} {s.answers}" for s in batch.samples]
         described += [f"{p.id} {p.weight} {p.text} {p.gold}" for p in batch.pairs]
-        digests = self.mesh.gather(digest(described))
+        digests, found = zip(*self.mesh.gather((digest(described), batch.broken)), strict=True)
         others = [f"rank {rank}" for rank, theirs in enumerate(digests) if theirs != digests[0]]
         if others:
             raise BatchMismatchError(
                 f"step {step + 1}: {', '.join(others)} read another batch than rank 0 ({', '.join(digests)}); nothing "
                 f"was trained on it. All ranks must see the same files under {self.config.data.dir}"
             )
+        return self._mended(step, batch, joined(found))
+
+    def _mended(self, step: int, batch: QueryBatch, broken: Mapping[int, str]) -> QueryBatch:
+        """The batch without what is broken, which is counted."""
+        self._queries_of.condemn(step, broken)
+        return self._queries_of.mended(batch, step, broken)

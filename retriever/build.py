@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from data.bad_data import BadDataError
 from data.command_line import fail, parse
 from data.config import DataConfig
 from data.dataset import Dataset
@@ -90,9 +91,9 @@ def _titles_and_questions(dataset: Dataset) -> Iterator[str]:
     """One after another, so that a memory of any size can be read."""
     ids = dataset.store.ids
     for start in range(0, len(ids), FETCHED):
-        for document in dataset.store.fetch(ids[start : start + FETCHED]):
+        for document in dataset.store.read(ids[start : start + FETCHED]):
             yield document.search_text
-    for sample in dataset.questions("train"):
+    for sample in dataset.questions("train").scan():
         yield sample.question
 
 
@@ -107,12 +108,17 @@ def build_index(
     console: Console | None = None,
     embed: Embed | None = None,
     weights: str | None = None,
+    max_bad_share: float = 1.0,
 ) -> Index:
     """The index of the store as it is now, from the folder if it is there already, else embedded and published.
 
     Args:
         embed: makes the embeddings of documents where several ranks share the work or the encoder, and then
             ``weights`` is the hash of its weights.
+        max_bad_share: largest share of the documents that may be damaged; they are said, and embedded as empty ones.
+
+    Raises:
+        BadDataError: more are damaged; nothing is published.
     """
     store = dataset.store
     manifest = make_manifest(encoder, store, image_size=image_size, weights=weights)
@@ -140,6 +146,10 @@ def build_index(
         index = Index.from_embeddings(embedding, todo, manifest)
     else:
         index = old.replaced(todo, embedding, num_edits=store.num_edits, gone=gone)
+    for line in store.bad.report():
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    if complaint := store.bad.complaint(max_bad_share, whole=True):
+        raise BadDataError(complaint)
     version = index.publish(directory)
     index_files.prune(directory, keep=keep)
     console.print(
@@ -188,7 +198,11 @@ def main(argv: Sequence[str]) -> int:
             image_size=config.data.image_size,
             batch_size=config.index.batch_size,
             keep=config.index.keep_versions,
+            max_bad_share=config.data.max_bad_share,
         )
+    except BadDataError as error:
+        print(error, file=sys.stderr)
+        return 1
     except (FileNotFoundError, ValueError) as error:
         fail(str(error))
     return 0

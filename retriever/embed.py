@@ -11,25 +11,59 @@ import torch
 from torch import Tensor
 
 from data.document_store import Document, DocumentStore
-from data.images import decode
+from data.images import ImageError, decode
 from data.transforms import SQUARE
 from retriever.encoder import DualEncoder
 from retriever.index import Manifest
 
 
-def pictures(pngs: Sequence[bytes | None], size: int, *, transform: str = SQUARE) -> tuple[Tensor, Tensor]:
-    """Pictures (N, 3, size, size) float in [0, 1], white where there is none, and which exist (N,) float."""
-    image = torch.ones(len(pngs), 3, size, size)
+def pictures(
+    pngs: Sequence[bytes | None], size: int, *, transform: str = SQUARE, broken: dict[int, str] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Pictures (N, 3, size, size) float in [0, 1], white where there is none, and which exist (N,) float.
+
+    Args:
+        broken: is told the rows whose picture cannot be decoded, and why; they are as if there were none.
+
+    Raises:
+        ImageError: a picture cannot be decoded, and there is no ``broken`` to be told.
+    """
+    image, exists = torch.ones(len(pngs), 3, size, size), torch.tensor([float(png is not None) for png in pngs])
     for i, png in enumerate(pngs):
-        if png is not None:
+        if png is None:
+            continue
+        try:
             image[i] = decode(png, size, transform=transform) / 255
-    return image, torch.tensor([float(png is not None) for png in pngs])
+        except ImageError as error:
+            if broken is None:
+                raise
+            broken[i], exists[i] = error.reason, 0.0
+    return image, exists
 
 
-def document_features(encoder: DualEncoder, documents: Sequence[Document], *, image_size: int) -> dict[str, Tensor]:
-    """What is embedded of a document: its title, its passage and its picture."""
-    image, has_image = pictures([d.image for d in documents], image_size, transform=encoder.image_transform)
+def document_features(
+    encoder: DualEncoder, documents: Sequence[Document], *, image_size: int, broken: dict[int, str] | None = None
+) -> dict[str, Tensor]:
+    """What is embedded of a document: its title, its passage and its picture.
+
+    Args:
+        broken: as of `pictures`.
+    """
+    image, has_image = pictures(
+        [d.image for d in documents], image_size, transform=encoder.image_transform, broken=broken
+    )
     return encoder.features([d.search_text for d in documents], image, has_image, side="document")
+
+
+def stored_features(
+    encoder: DualEncoder, store: DocumentStore, ids: Sequence[str], *, image_size: int
+) -> dict[str, Tensor]:
+    """The same of documents of a store. What is damaged counts in ``store.bad`` and is as if it were not there."""
+    documents, broken = store.read(ids), dict[int, str]()
+    features = document_features(encoder, documents, image_size=image_size, broken=broken)
+    for row, reason in broken.items():
+        store.condemn(documents[row].id, reason)
+    return features
 
 
 @torch.no_grad()
@@ -43,7 +77,7 @@ def embed_documents(
     progress: Callable[[int], None] | None = None,
     embed: Callable[[dict[str, Tensor]], Tensor] | None = None,
 ) -> Tensor:
-    """Embeddings (len(ids), E) of documents.
+    """Embeddings (len(ids), E) of documents, as `stored_features` reads them.
 
     Args:
         progress: called with the number of documents done after each batch.
@@ -52,10 +86,10 @@ def embed_documents(
     embed = encoder if embed is None else embed
     parts = [torch.zeros(0, encoder.dim)]
     for start in range(0, len(ids), batch_size):
-        documents = store.fetch(ids[start : start + batch_size])
-        parts.append(embed(document_features(encoder, documents, image_size=image_size)))
+        mine = ids[start : start + batch_size]
+        parts.append(embed(stored_features(encoder, store, mine, image_size=image_size)))
         if progress is not None:
-            progress(len(documents))
+            progress(len(mine))
     return torch.cat(parts)
 
 

@@ -28,7 +28,7 @@ from rag_mm.mesh import Mesh
 from rag_mm.model import Model
 from rag_mm.reader.fusion import answering_program
 from rag_mm.tower_program import EMBEDDING, tower_program
-from retriever.embed import combined_hash, document_features, tensor_hashes
+from retriever.embed import combined_hash, stored_features, tensor_hashes
 from retriever.encoder import DualEncoder, EncoderSide, Features
 
 
@@ -170,8 +170,8 @@ class Layout:
             mine: Tensor | None = None
             if first + self.mesh.replica < len(starts):
                 start = starts[first + self.mesh.replica]
-                documents = store.fetch(ids[start : start + batch_size])
-                mine = self.embed(document_features(self.encoder, documents, image_size=image_size))
+                batch = ids[start : start + batch_size]
+                mine = self.embed(stored_features(self.encoder, store, batch, image_size=image_size))
             parts = [part for part in self._to_first(mine if self.searches else None) if part is not None]
             found += parts
             if progress is not None and parts:

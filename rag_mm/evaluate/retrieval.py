@@ -22,7 +22,7 @@ from rag_mm.batch import Collator
 from rag_mm.config import Config
 from rag_mm.evaluate.bm25 import Bm25
 from rag_mm.evaluate.layout import Layout
-from retriever.embed import document_features
+from retriever.embed import stored_features
 from retriever.index import Index
 
 Documents = Literal["retrieved", "gold", "none", "bm25"]
@@ -75,7 +75,7 @@ class Retrieval:
         ids, scores = self._search(samples, query, documents)
         names = [row[: self.config.retriever.k] for row in ids]
         unique = sorted({name for row in names for name in row})
-        features = document_features(encoder, self.dataset.store.fetch(unique), image_size=size)
+        features = stored_features(encoder, self.dataset.store, unique, image_size=size)
         embedding = self.layout.embed(features)
         place = {name: i for i, name in enumerate(unique)}
         read = [embedding[[place[name] for name in row]] for row in names]

@@ -17,7 +17,6 @@ from data.shard_set import ShardSet
 from rag_mm import checkpoint
 from rag_mm.bad_samples import BadSamples
 from rag_mm.entry import main
-from rag_mm.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 A = Path("a.tar")
@@ -33,24 +32,33 @@ def counted(name: str, *, bad: int, total: int) -> BadData:
 def test_an_epoch_that_ends_is_said_and_counted_anew():
     said: list[str] = []
     questions, pairs = counted("questions/train", bad=1, total=10), counted("pairs/train", bad=0, total=10)
-    bad_samples = BadSamples([questions, pairs], max_share=0.1, epochs=[2, 0], say=said.append)
+    documents = counted("documents", bad=1, total=10)
+    bad_samples = BadSamples(
+        [questions, pairs], max_share=0.1, epochs=[2, 0], documents=documents, say=said.append
+    )  # fmt: skip
     assert bad_samples.after_step([2, 0]) is None and said == []
     assert bad_samples.after_step([3, 0]) is None
-    assert said == ["epoch 3: questions/train: 1 of 10 samples kept their place with weight 0: not an image (s0)"]
-    assert (questions.num_read, pairs.num_read) == (0, 10)
-    assert bad_samples.after_step([3, 1]) is None and len(said) == 1 and pairs.num_read == 0
+    assert said == [
+        f"epoch 3: {name}: 1 of 10 samples kept their place with weight 0: not an image (s0)"
+        for name in ("documents", "questions/train")
+    ]
+    assert (questions.num_read, pairs.num_read, documents.num_read) == (0, 10, 10)  # documents have no epochs
+    assert bad_samples.after_step([3, 1]) is None and len(said) == 2 and pairs.num_read == 0
 
 
 def test_a_share_beyond_what_is_allowed_is_a_complaint():
-    bad_samples = BadSamples([counted("questions/train", bad=2, total=10)], max_share=0.1, epochs=[0], say=print)
-    assert "2 of 10 samples read are bad" in (bad_samples.after_step([0]) or "")
+    good, bad = counted("a", bad=1, total=10), counted("b", bad=2, total=10)
+    for sequence, documents in ((bad, good), (good, bad)):
+        bad_samples = BadSamples([sequence], max_share=0.1, epochs=[0], documents=documents, say=print)
+        assert "b: 2 of 10 samples read are bad" in (bad_samples.after_step([0]) or "")
 
 
 def test_an_epoch_is_judged_however_few_of_its_samples_were_usable():
     counts = BadData("pairs/train", total=100)
     for i in range(5):
         counts.record(i, "not an image", key=f"s{i}", shard=A)
-    bad_samples = BadSamples([counts], max_share=0.1, epochs=[0], say=lambda line: None)
+    good = counted("documents", bad=0, total=10)
+    bad_samples = BadSamples([counts], max_share=0.1, epochs=[0], documents=good, say=lambda line: None)
     assert bad_samples.after_step([0]) is None
     assert bad_samples.after_step([1]) is not None
 
@@ -80,28 +88,31 @@ def flags(data: Path, run_dir: Path, *others: str) -> list[str]:
 
 
 def test_too_many_stop_after_a_step_and_the_run_can_go_on(
-    damaged: tuple[Path, int], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    damaged: tuple[Path, int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    """As if the shard had been good when the run began, when all questions were read once."""
     data, num_bad = damaged
     run_dir = tmp_path / "run"
     num = len(Dataset(data).questions("train"))
     one_rank = flags(data, run_dir, "--parallel.pipeline_stages", "1")
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_refuse_bad_data", lambda self: None)
-        assert main(one_rank) == 1
-    said = f"training stops after step 1, which is safe: questions/train: {num_bad} of {num} samples read are bad"
+    assert main(one_rank) == 1
+    last = num // 64 + 1  # the epoch ends in it
+    said = f"training stops after step {last}, which is safe: questions/train: {num_bad} of {num} samples read are bad"
     assert said in capfd.readouterr().err
-    assert checkpoint.list_steps(run_dir) == [1]
+    assert checkpoint.list_steps(run_dir) == [last]
     assert main([*one_rank, "--data.max_bad_share", "0.5"]) == 0
-    said = f"epoch 1: questions/train: {num_bad} of {num} samples kept their place with weight 0: not an image"
-    assert said in capfd.readouterr().err
+    assert "samples kept their place with weight 0: not an image" in capfd.readouterr().err
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 8))
+    assert (
+        main([*flags(data, tmp_path / "other", "--parallel.pipeline_stages", "1"), "--data.max_bad_share", "0.5"]) == 0
+    )
+    said = f"epoch 1: questions/train: {num_bad} of {num} samples kept their place with weight 0: not an image"
+    assert said in capfd.readouterr().err
 
 
 @pytest.mark.slow
-def test_too_many_stop_all_ranks_before_the_first_step(damaged: tuple[Path, int], tmp_path: Path):
+def test_too_many_stop_all_ranks_after_the_same_step(damaged: tuple[Path, int], tmp_path: Path):
+    """Of which each rank has looked at a part."""
     data, num_bad = damaged
     command = [sys.executable, "-W", "ignore", str(ROOT / "train.py")]
     command += flags(data, tmp_path / "run", "--parallel.pipeline_stages", "2")
@@ -109,4 +120,4 @@ def test_too_many_stop_all_ranks_before_the_first_step(damaged: tuple[Path, int]
     assert done.returncode == 1, done.stderr
     assert f"questions/train: {num_bad} of " in done.stderr and "not an image" in done.stderr
     assert f"the most, {num_bad}, are in {data / 'questions' / 'shard-000000.tar'}" in done.stderr
-    assert "Traceback" not in done.stderr and not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert "Traceback" not in done.stderr and checkpoint.list_steps(tmp_path / "run") != []
