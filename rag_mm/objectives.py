@@ -1,75 +1,139 @@
-"""What is minimised. Pure functions of numbers; every one is a sum over samples of contributions.
+"""What is minimised: which objectives, with which weights, scales and temperatures, and what each of them moves.
 
-No function here divides by a batch: the caller passes weights that already hold one denominator counted
-over the global batch, so micro-batches, padding (weight 0) and replicas change nothing.
-
-Notation: B samples, k documents each, s_k their scores, l_k their answer likelihoods alone, T answer tokens,
-Q queries, U unique documents of the global batch.
+The formulas are in `rag_mm.losses`, a table of all of them and when to use which in docs/objectives.md. Every
+objective that looks at retriever scores owns its scale and temperatures: none is shared with another, nor with the
+learned scale of the contrastive objective.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 # Those computed in the reader, in the order of the columns of its ``losses``.
-READER_OBJECTIVES = ("generation", "pdist", "emdr2", "rag_sequence", "rag_token")
+READER_OBJECTIVES = (
+    "generation", "pdist", "emdr2", "rag_sequence", "rag_token", "emdr2_token", "adist", "loop",
+)  # fmt: skip
+# Kullback-Leibler divergences from what the reader says of documents; they have a target temperature.
+DISTILLED = ("pdist", "adist", "loop")
 # The reader's streams of single documents: without graph and dropout, and with both.
 ALONE, MARGINAL = "alone", "marginal"
+# Further streams without graph and dropout: all documents but one, a copy of the fused one, and what that attends to.
+WITHOUT, PROBE, ATTENTION = "without", "probe", "attention"
+
+Scale = Literal["plain", "sqrt_width"]
+Trains = Literal["both", "reader"]
 
 
 @dataclass(frozen=True)
 class ObjectivesConfig:
-    """Weights of the objectives (0: off) and their temperatures.
+    """Weights of the objectives (0: off), their score scales, temperatures and gradients.
+
+    In each of them a score is the inner product of a question's and a document's embedding, as it is ("plain") or
+    divided by the square root of the embedding's width ("sqrt_width"), and is then divided by the score temperature.
 
     Attributes:
         generation: cross entropy of the answer tokens; denominator: global target tokens.
+        generation_trains: what its gradient reaches where reader.score_prior shows it the scores: reader and retriever
+            (both), or the reader alone.
         pdist: KL from document likelihoods to retriever scores (Atlas); denominator: global samples.
+        pdist_score_scale: of the scores in pdist.
         pdist_score_temperature: divides the scores in pdist.
         pdist_target_temperature: divides the mean token log-likelihoods in pdist.
         emdr2: marginal likelihood of documents taken alone (EMDR2, per sequence); denominator: global samples.
+        emdr2_score_scale: of the scores in emdr2.
         emdr2_score_temperature: divides the scores in emdr2.
+        emdr2_token: the same marginal for every token by itself; denominator: global target tokens.
+        emdr2_token_score_scale: of the scores in emdr2_token.
+        emdr2_token_score_temperature: divides the scores in emdr2_token.
+        adist: KL from the reader's attention to documents to retriever scores; denominator: global samples. Needs a
+            decoder that attends to encoded documents (reader.fusion fid) and costs one more pass of it over all
+            documents, of the first token only for logits.
+        adist_from: mean logit of the first answer token before the softmax (FiD-KD), or attention weights times
+            lengths of values of all answer tokens (Atlas).
+        adist_score_scale: of the scores in adist.
+        adist_score_temperature: divides the scores in adist.
+        adist_target_temperature: divides the attention in adist.
+        loop: KL from how unlikely the answer is without each document to retriever scores (Atlas); denominator: global
+            samples. Costs k passes of the decoder over k - 1 documents, of the whole stack with reader.fusion prepend.
+        loop_score_scale: of the scores in loop.
+        loop_score_temperature: divides the scores in loop.
+        loop_target_temperature: divides the mean token log-likelihoods in loop.
         rag_sequence: marginal likelihood of whole answers over documents taken alone, which trains the reader too
             (RAG-Sequence); denominator: global samples. rag_sequence and rag_token read a stream of single documents
             with graph and dropout, which costs about what the fused stream costs for each document; pdist and emdr2
             read one without either. Where both kinds are asked for, both streams run.
+        rag_sequence_score_scale: of the scores in rag_sequence.
         rag_sequence_score_temperature: divides the scores in rag_sequence.
+        rag_sequence_trains: what its gradient reaches: reader and retriever (both), or the reader alone.
         rag_token: the same marginal for every token by itself (RAG-Token); denominator: global target tokens.
+        rag_token_score_scale: of the scores in rag_token.
         rag_token_score_temperature: divides the scores in rag_token.
+        rag_token_trains: what its gradient reaches, as of rag_sequence.
         contrastive: InfoNCE of queries against the unique documents of the global batch, among them one hard negative
-            of each query that has any; denominator: queries that have a positive.
+            of each query that has any; denominator: queries that have a positive. Its scale is the retriever's learned
+            one.
         contrastive_on: which labels it sees: image-text pairs, question-document labels, or both.
+        contrastive_positives: right documents of a query that join the batch, drawn anew in each step; whatever else
+            of them is there counts as right too, and so does a document of the same contents.
+        contrastive_several: several right documents count as one event (any), or each has to beat the wrong ones
+            (each).
     """
 
     generation: float = 1.0
+    generation_trains: Trains = "both"
     pdist: float = 0.5
+    pdist_score_scale: Scale = "plain"
     pdist_score_temperature: float = 0.1
     pdist_target_temperature: float = 0.5
     emdr2: float = 0.0
+    emdr2_score_scale: Scale = "plain"
     emdr2_score_temperature: float = 0.1
+    emdr2_token: float = 0.0
+    emdr2_token_score_scale: Scale = "plain"
+    emdr2_token_score_temperature: float = 0.1
+    adist: float = 0.0
+    adist_from: Literal["logits", "values"] = "logits"
+    adist_score_scale: Scale = "plain"
+    adist_score_temperature: float = 0.1
+    adist_target_temperature: float = 0.1
+    loop: float = 0.0
+    loop_score_scale: Scale = "plain"
+    loop_score_temperature: float = 0.1
+    loop_target_temperature: float = 0.5
     rag_sequence: float = 0.0
+    rag_sequence_score_scale: Scale = "plain"
     rag_sequence_score_temperature: float = 1.0
+    rag_sequence_trains: Trains = "both"
     rag_token: float = 0.0
+    rag_token_score_scale: Scale = "plain"
     rag_token_score_temperature: float = 1.0
+    rag_token_trains: Trains = "both"
     contrastive: float = 1.0
     contrastive_on: Literal["pairs", "questions", "both"] = "both"
+    contrastive_positives: int = 1
+    contrastive_several: Literal["any", "each"] = "any"
 
     def __post_init__(self) -> None:
         for name in (*READER_OBJECTIVES, "contrastive"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"objectives.{name} is {getattr(self, name)}; it must be 0 (off) or more")
-        temperatures = [f"{name}_score_temperature" for name in READER_OBJECTIVES[1:]]
-        for name in (*temperatures, "pdist_target_temperature"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"objectives.{name} is {getattr(self, name)}; it must be above 0")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_temperature") and not value > 0:
+                raise ValueError(f"objectives.{field.name} is {value}; it must be above 0")
+        if self.contrastive_positives < 1:
+            raise ValueError(f"objectives.contrastive_positives is {self.contrastive_positives}; it must be at least 1")
 
     @property
     def reader_names(self) -> tuple[str, ...]:
         """Objectives computed in the reader, in the order of the columns of its ``losses``."""
         return tuple(name for name in READER_OBJECTIVES if getattr(self, name) > 0)
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Those of them that look at retriever scores, each at its own scale and temperature."""
+        return tuple(name for name in self.reader_names if name != "generation")
 
     @property
     def trains_reader(self) -> bool:
@@ -79,7 +143,7 @@ class ObjectivesConfig:
     @property
     def streams(self) -> tuple[str, ...]:
         """In which ways the reader answers from each document alone as well, of `ALONE` and `MARGINAL`."""
-        alone = (ALONE,) if self.pdist > 0 or self.emdr2 > 0 else ()
+        alone = (ALONE,) if self.pdist > 0 or self.emdr2 > 0 or self.emdr2_token > 0 else ()
         return (*alone, MARGINAL) if self.marginal else alone
 
     @property
@@ -92,65 +156,16 @@ class ObjectivesConfig:
         """Whether gradients reach the reader through what it says of single documents."""
         return self.rag_sequence > 0 or self.rag_token > 0
 
+    def scale(self, name: str, width: int) -> float:
+        """What the inner products of embeddings of this width are multiplied by in an objective."""
+        return 1.0 if getattr(self, f"{name}_score_scale") == "plain" else width**-0.5
 
-def generation(log_p_BT: Tensor, weight_BT: Tensor) -> Tensor:
-    """``-sum_t w_t log p(a_t | a_<t, q, z_1..z_k)`` (B,); w is 0 on padding."""
-    return -(log_p_BT * weight_BT).sum(1)
+    def score_temperature(self, name: str) -> float:
+        """What the scores of an objective are divided by."""
+        temperature: float = getattr(self, f"{name}_score_temperature")
+        return temperature
 
-
-def pdist(
-    score_Bk: Tensor,
-    mean_log_p_Bk: Tensor,
-    weight_B: Tensor,
-    *,
-    score_temperature: float,
-    target_temperature: float,
-) -> Tensor:
-    """``w KL(softmax_k(l_k / t_target) || softmax_k(s_k / t_score))`` (B,) [Atlas, 2208.03299].
-
-    The target carries no gradient; l_k is the mean over tokens of log p(a_t | a_<t, q, z_k).
-    """
-    target = (mean_log_p_Bk.detach() / target_temperature).log_softmax(1)
-    score = (score_Bk / score_temperature).log_softmax(1)
-    return weight_B * (target.exp() * (target - score)).sum(1)
-
-
-def emdr2(score_Bk: Tensor, sum_log_p_Bk: Tensor, weight_B: Tensor, *, score_temperature: float) -> Tensor:
-    """``-w log sum_k p(z_k|q) sg[p(a|q, z_k)]`` (B,), per sequence [EMDR2, 2106.05346]."""
-    prior = (score_Bk / score_temperature).log_softmax(1)
-    return -weight_B * (prior + sum_log_p_Bk.detach()).logsumexp(1)
-
-
-def rag_sequence(score_Bk: Tensor, sum_log_p_Bk: Tensor, weight_B: Tensor, *, score_temperature: float) -> Tensor:
-    """``-w log sum_k p(z_k|q) prod_t p(a_t | a_<t, q, z_k)`` (B,) [RAG-Sequence, 2005.11401].
-
-    ``p(z_k|q) = softmax_k(s_k / temperature)``; ``sum_log_p_Bk`` sums ``log p(a_t | a_<t, q, z_k)`` over the target
-    tokens of an answer. Gradients reach scores and likelihoods. w divides by the global (weighted) samples, so the
-    sum over samples is the mean negative marginal log-likelihood of an answer.
-    """
-    prior = (score_Bk / score_temperature).log_softmax(1)
-    return -weight_B * (prior + sum_log_p_Bk).logsumexp(1)
-
-
-def rag_token(score_Bk: Tensor, log_p_BkT: Tensor, weight_BT: Tensor, *, score_temperature: float) -> Tensor:
-    """``-sum_t w_t log sum_k p(z_k|q) p(a_t | a_<t, q, z_k)`` (B,) [RAG-Token, 2005.11401].
-
-    Gradients reach scores and likelihoods. w is 0 on padding and divides by the global (weighted) target tokens, so
-    the sum over samples is the mean negative marginal log-likelihood of a token.
-    """
-    prior = (score_Bk / score_temperature).log_softmax(1)
-    return -((prior.unsqueeze(2) + log_p_BkT).logsumexp(1) * weight_BT).sum(1)
-
-
-def contrastive(query_QE: Tensor, document_UE: Tensor, positive_QU: Tensor, weight_Q: Tensor, scale: Tensor) -> Tensor:
-    """InfoNCE from queries to documents (Q,): ``-w log (sum over positives of p(z|q))``.
-
-    Args:
-        positive_QU: True where the document answers the query; all positives count as one event, so none
-            is a false negative of another. Rows without a positive must have weight 0.
-        scale: multiplies the inner products.
-    """
-    log_p = (scale * query_QE @ document_UE.T).log_softmax(1)
-    any_positive = positive_QU.any(1)
-    held = torch.where(any_positive.unsqueeze(1), positive_QU, True)
-    return -weight_Q * any_positive * log_p.masked_fill(~held, -torch.inf).logsumexp(1)
+    def target_temperature(self, name: str) -> float:
+        """What the target of one of `DISTILLED` is divided by."""
+        temperature: float = getattr(self, f"{name}_target_temperature")
+        return temperature

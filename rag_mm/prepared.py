@@ -52,11 +52,16 @@ class Outcome:
         losses: by objective, weighted as in the total.
         accuracy: target tokens whose most likely token was right, as a share.
         score_entropy: of the retriever's softmax over the k documents (nats, mean over questions).
+        score_margin: between the two best of the k inner products, a mean over questions.
+        entropies: for each objective that looks at scores, of its target (``pdist/target``) and of its distribution of
+            scores (``pdist/score``), in nats, means over questions.
     """
 
     losses: dict[str, float]
     accuracy: float | None = None
     score_entropy: float | None = None
+    score_margin: float | None = None
+    entropies: dict[str, float] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:

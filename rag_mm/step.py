@@ -20,9 +20,10 @@ from torch import Tensor
 
 from data.dataset import digest
 from pipeline import BlockProgram, Pipeline, keyed
-from rag_mm import objectives
+from rag_mm import losses
 from rag_mm.preparation import Preparation
 from rag_mm.prepared import Outcome, Prepared, replica_share
+from rag_mm.reader.score_losses import statistic_names
 from rag_mm.vision_choice import Vision
 from rag_mm.vision_grouped import VisionGrouped
 from rag_mm.vision_once import VisionOnce
@@ -43,7 +44,10 @@ class JointStep(Preparation):
     def contrastive(self, prepared: Prepared, query_QE: Tensor, document_UE: Tensor) -> Tensor:
         """The contrastive objective over the whole global batch, a scalar."""
         weight = prepared.contrastive_weight * self.config.objectives.contrastive
-        return objectives.contrastive(query_QE, document_UE, prepared.positive, weight, self.encoder.scale()).sum()
+        return losses.contrastive(
+            query_QE, document_UE, prepared.positive, weight, self.encoder.scale(),
+            several=self.config.objectives.contrastive_several,
+        ).sum()  # fmt: skip
 
     def gradients(self, prepared: Prepared, pipeline: Pipeline | None, vision: Vision | None = None) -> Outcome:
         """Phases 1 (loss), 2 and 3: leaves gradients in ``.grad``, summed over all ranks.
@@ -57,12 +61,11 @@ class JointStep(Preparation):
         train_retriever = self.trains_retriever(prepared.step)
         query_QE = prepared.query_embedding.clone().requires_grad_(train_retriever)
         document_UE = prepared.document_embedding.clone().requires_grad_(train_retriever)
-        losses: dict[str, float] = {}
-        outcome = Outcome(losses)
+        outcome = Outcome({})
         leaves = [query_QE, document_UE, self.encoder.log_scale]
         if self._contrasts(prepared.step):
             loss = self.contrastive(prepared, query_QE, document_UE)
-            losses["contrastive"] = loss.item()
+            outcome.losses["contrastive"] = loss.item()
             if self.mesh.is_first:  # computed alike everywhere, counted once
                 loss.backward()
         if prepared.reader:
@@ -110,9 +113,11 @@ class JointStep(Preparation):
         self.mesh.sum([sums], group=self.mesh.replicas)
         names = self.config.objectives.reader_names
         outcome.losses.update(zip(names, sums[: len(names)].tolist(), strict=True))
-        tokens, right, entropy = sums[len(names) :].tolist()
-        outcome.accuracy = right / max(tokens, 1.0)
-        outcome.score_entropy = entropy / num
+        seen = dict(zip(statistic_names(self.config.objectives), sums[len(names) :].tolist(), strict=True))
+        outcome.accuracy = seen.pop("right") / max(seen.pop("tokens"), 1.0)
+        outcome.score_entropy = seen.pop("entropy") / num
+        outcome.score_margin = seen.pop("margin")
+        outcome.entropies = seen
 
     def reference(self, prepared: Prepared, program: BlockProgram | None) -> tuple[float, dict[str, Tensor]]:
         """The slow, obvious twin: one process, one graph, the whole batch. Loss and gradients by name.

@@ -40,7 +40,7 @@ from data.images import pixels
 from rag_mm.augmentation import augment
 from rag_mm.evaluate import bootstrap
 from rag_mm.evaluate.metric import Array, Scores, mean
-from rag_mm.objectives import contrastive
+from rag_mm.losses import contrastive
 from retriever.config import RetrieverConfig
 from retriever.embed import pictures
 from retriever.encoder import DualEncoder

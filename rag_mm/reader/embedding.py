@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pipeline.keyed import KeyedDropout
 from rag_mm.reader.config import ReaderConfig
+from rag_mm.reader.side_streams import SideStreams
 
 
 class Vision(nn.Module):
@@ -111,21 +112,26 @@ class ContextEmbedding(nn.Module):
 
 
 class AnswerEmbedding(nn.Module):
-    """Block module: the answer so far, (B, T) ids, to the decoder's streams.
+    """Block module: the answer so far, (B, T) ids, to the decoder's streams (`rag_mm.reader.side_streams`).
 
-    A stream of single documents (P, T, D) repeats each row for its k documents; ``trained`` says of each such stream
-    whether it has a graph.
+    Streams with a row for each pair (P, T, D) repeat a sample's row for its k documents.
     """
 
-    def __init__(self, tokens: TokenEmbedding, *, trained: tuple[bool, ...] = ()) -> None:
+    def __init__(self, tokens: TokenEmbedding, *, side: SideStreams | None = None) -> None:
         super().__init__()
-        self.tokens, self.trained = tokens, trained
+        self.tokens, self.side = tokens, side or SideStreams()
 
     def forward(self, answer_BT: Tensor, document_PM: Tensor) -> tuple[Tensor, ...]:
         answer = self.tokens(answer_BT)
-        k = document_PM.shape[0] // answer_BT.shape[0]
-        sources = (answer if trained else answer.detach() for trained in self.trained)
-        return answer, *(source.repeat_interleave(k, dim=0) for source in sources)
+        pairs, k = document_PM.shape[0], document_PM.shape[0] // answer_BT.shape[0]
+        plain = answer.detach()
+        streams = [(answer if trained else plain).repeat_interleave(k, dim=0) for trained in self.side.trained]
+        if self.side.without:
+            streams.append(plain.repeat_interleave(k, dim=0))
+        if self.side.attention:
+            probe = plain[:, :1] if self.side.attention == "logits" else plain
+            streams += [probe.clone(), plain.new_zeros(pairs, probe.shape[1])]
+        return answer, *streams
 
     def extend(self, cache: dict[str, Any], answer_BT: Tensor, document_PM: Tensor) -> tuple[Tensor]:
         """New answer tokens (`pipeline.generate`)."""

@@ -8,16 +8,18 @@ their question, and the head turns that into loss contributions. The same list i
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from pipeline import Block, BlockProgram
-from rag_mm.objectives import ALONE, MARGINAL, ObjectivesConfig
+from rag_mm.objectives import ObjectivesConfig
 from rag_mm.reader.config import ReaderConfig
 from rag_mm.reader.embedding import AnswerEmbedding, ContextEmbedding, TokenEmbedding, Vision
 from rag_mm.reader.head import ANSWER_INPUTS, HEAD_INPUTS, LossHead, NextToken, Reading, Targets
-from rag_mm.reader.layers import DecoderLayer, EncoderLayer, fuse
+from rag_mm.reader.layers import DecoderLayer, EncoderLayer, fuse, without_one
+from rag_mm.reader.side_streams import SideStreams
 
 PAIR_NAMES = (
     "document", "document_match", "document_image", "context_mask", "context_token", "document_embedding",
@@ -32,6 +34,10 @@ INPUTS = (
 class FidHead(LossHead):
     """Block module: encoded context and decoder streams to ``losses`` and ``statistics``."""
 
+    def __init__(self, config: ReaderConfig, tokens: TokenEmbedding, objective: ObjectivesConfig) -> None:
+        super().__init__(config, tokens, objective)
+        self.num_layers = config.decoder_layers
+
     def forward(
         self,
         context_PLD: Tensor,
@@ -45,15 +51,29 @@ class FidHead(LossHead):
         query_BE: Tensor,
         document_PE: Tensor,
         answer_BTD: Tensor,
-        *alone_PTD: Tensor,
+        *side_streams: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        rows = answer_in_BT.shape[0]
+        rows, side = answer_in_BT.shape[0], self.side.parts(side_streams)
         score_Bk = self.scores(query_BE, document_PE)
         prior = self.prior(score_Bk, mask_PL.shape[1])
         fused = Reading(answer_BTD, fuse(context_PLD, rows), fuse(mask_PL, rows), fuse(token_PL, rows), prior)
-        alone = [Reading(states, context_PLD, mask_PL, token_PL) for states in alone_PTD]
+        alone = [Reading(states, context_PLD, mask_PL, token_PL) for states in side.single]
+        without: list[Reading] = []
+        if side.without is not None:
+            # The prior of the others is the same but for a constant, which the pointer's softmax takes away.
+            without = [
+                replace(fused, answer_NTD=states_BTD, mask_NJ=mask_BJ)
+                for states_BTD, mask_BJ in zip(
+                    side.without.unflatten(0, (rows, -1)).unbind(1),
+                    without_one(fused.mask_NJ, score_Bk.shape[1]).unbind(1),
+                    strict=True,
+                )
+            ]
         targets = Targets(answer_in_BT, target_BT, target_weight_BT, sample_weight_B, distill_weight_B)
-        return self.outputs(fused, alone, targets, score_Bk)
+        attention = None if side.attention is None else side.attention / self.num_layers
+        return self.outputs(
+            fused, alone, targets, score_Bk, width=query_BE.shape[1], without=without, attention_PT=attention
+        )
 
 
 def fid_program(config: ReaderConfig, objective: ObjectivesConfig, *, vocabulary: int, image_size: int) -> BlockProgram:
@@ -65,7 +85,8 @@ def fid_program(config: ReaderConfig, objective: ObjectivesConfig, *, vocabulary
     ``sample_weight`` and ``distill_weight`` (B,), ``query_embedding`` (B, E), ``document_embedding`` (P, E),
     ``sample_id`` (B,).
     """
-    streams, trained = ("answer", *objective.streams), objective.trained_streams
+    side = SideStreams.of(objective)
+    streams = ("answer", *side.names)
     tokens = TokenEmbedding(config, vocabulary=vocabulary)
     blocks = [
         Block(
@@ -82,12 +103,12 @@ def fid_program(config: ReaderConfig, objective: ObjectivesConfig, *, vocabulary
             for i in range(config.encoder_layers)
         ),
         Block(
-            "answer", AnswerEmbedding(tokens, trained=trained),
+            "answer", AnswerEmbedding(tokens, side=side),
             reads=("answer_in", "document"), writes=streams,
         ),
         *(
             Block(
-                f"decoder.{i}", DecoderLayer(config, trained=trained),
+                f"decoder.{i}", DecoderLayer(config, side=side),
                 reads=("context", "context_mask", *streams), writes=streams,
             )
             for i in range(config.decoder_layers)
@@ -98,7 +119,7 @@ def fid_program(config: ReaderConfig, objective: ObjectivesConfig, *, vocabulary
             writes=("losses", "statistics"),
         ),
     ]  # fmt: skip
-    pairs = (*PAIR_NAMES, *objective.streams)
+    pairs = (*PAIR_NAMES, *side.pairs)
     return BlockProgram(blocks, inputs=INPUTS, outputs=("losses", "statistics"), axes=dict.fromkeys(pairs, "pair"))
 
 
@@ -129,24 +150,23 @@ class FidNextToken(NextToken):
 
 
 def fid_answering(program: BlockProgram) -> BlockProgram:
-    """The same blocks without the streams of single documents, ending in ``logits`` instead of losses."""
+    """The same blocks without side streams, ending in ``logits`` instead of losses."""
     *body, last = program.blocks
     assert isinstance(last.module, FidHead)
-    blocks = [fused_only(block, AnswerEmbedding) for block in body]
     head = FidNextToken(last.module.pointer, last.module.log_prior_scale)
     reads = ("context", "context_mask", "context_token", *ANSWER_INPUTS, "answer")
-    return answering(program, [*blocks, Block(last.name, head, reads=reads, writes=("logits",))])
+    return answering(program, [*map(fused_only, body), Block(last.name, head, reads=reads, writes=("logits",))])
 
 
-def fused_only(block: Block, embedding: type[Any]) -> Block:
-    """A reader's block without the streams of single documents, which ``embedding`` begins."""
+def fused_only(block: Block) -> Block:
+    """A reader's block without side streams."""
     module = block.module
-    if isinstance(module, embedding) and module.trained:
-        module = copy.copy(module)  # with the same parameters
-        module.trained = ()
-    reads, writes = (
-        tuple(name for name in names if name not in (ALONE, MARGINAL)) for names in (block.reads, block.writes)
-    )
+    side = getattr(module, "side", None)
+    if not isinstance(side, SideStreams) or not side.names:
+        return block
+    module = copy.copy(module)  # with the same parameters
+    module.side = SideStreams()
+    reads, writes = (tuple(name for name in names if name not in side.names) for names in (block.reads, block.writes))
     return Block(block.name, module, reads=reads, writes=writes)
 
 

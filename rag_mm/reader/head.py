@@ -9,19 +9,21 @@ tokens, V vocabulary, E embedding width, D width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rag_mm import objectives
+from rag_mm import losses
 from rag_mm.objectives import ALONE, MARGINAL, ObjectivesConfig
 from rag_mm.reader.config import ReaderConfig
 from rag_mm.reader.embedding import TokenEmbedding
 from rag_mm.reader.layers import fuse
 from rag_mm.reader.pointer import PointerHead
+from rag_mm.reader.score_losses import Worth, score_losses
+from rag_mm.reader.side_streams import SideStreams
 
 
 @dataclass(frozen=True)
@@ -103,41 +105,78 @@ class LossHead(Head):
     """Base of the readers' last blocks in training.
 
     Their outputs are ``losses`` (B, objectives), weighted and divided by global denominators (the weights come with
-    the batch), and ``statistics`` (B, 3) without graph: target tokens, those whose most likely token is right,
-    and the entropy of the retriever's distribution over the k documents (nats).
+    the batch), and ``statistics`` (B, columns of `statistic_names`) without graph.
     """
 
     def __init__(self, config: ReaderConfig, tokens: TokenEmbedding, objective: ObjectivesConfig) -> None:
         prior = nn.Parameter(torch.tensor(2.0)) if config.score_prior else None
         super().__init__(PointerHead(config, tokens), prior)
-        self.objective = objective
+        self.objective, self.side = objective, SideStreams.of(objective)
+
+    def prior(self, score_Bk: Tensor, length: int) -> Tensor | None:
+        if self.objective.generation_trains == "reader":
+            score_Bk = score_Bk.detach()
+        return super().prior(score_Bk, length)
 
     def outputs(
-        self, fused: Reading, alone: Sequence[Reading], targets: Targets, score_Bk: Tensor
+        self,
+        fused: Reading,
+        alone: Sequence[Reading],
+        targets: Targets,
+        score_Bk: Tensor,
+        *,
+        width: int,
+        without: Sequence[Reading] = (),
+        attention_PT: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """``losses`` and ``statistics`` from what was read of all documents, and of each alone in every stream."""
-        objective, target_BT = self.objective, targets.target_BT
+        """``losses`` and ``statistics``.
+
+        Args:
+            fused: what was read of all documents.
+            alone: of each document by itself (P rows), in every stream of single documents.
+            score_Bk: inner products of embeddings.
+            width: of an embedding.
+            without: of all documents but the first, all but the second, and so on (B rows each), if asked for.
+            attention_PT: to each document, of the first answer token or of all, a mean over layers, if asked for.
+        """
+        objective, target_BT, k = self.objective, targets.target_BT, score_Bk.shape[1]
         is_target_BT = targets.target_weight_BT > 0
-        parts = self._parts(fused, targets.answer_in_BT)
-        losses = []
+        keys = self.pointer.keys(fused.context_NJD)
+        parts = self._parts(fused, targets.answer_in_BT, keys)
+        found = []
         if objective.generation > 0:
             log_p_BT = self.pointer.log_likelihood(parts, fused.token_NJ, target_BT)
-            losses.append(objective.generation * objectives.generation(log_p_BT, targets.target_weight_BT))
+            found.append(objective.generation * losses.generation(log_p_BT, targets.target_weight_BT))
         log_p_BkT = {}
         for name, trained, read in zip(objective.streams, objective.trained_streams, alone, strict=True):
             with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
-                log_p_BkT[name] = self._alone(read, targets, is_target_BT, k=score_Bk.shape[1])
-        losses += self._per_document(log_p_BkT, score_Bk, targets, is_target_BT)
+                log_p_BkT[name] = self._alone(read, targets, is_target_BT, k=k)
+        with torch.no_grad():
+            rows = [self._log_p(read, targets, keys if read.context_NJD is fused.context_NJD else None)
+                    for read in without]  # fmt: skip
+            log_p_without_BkT = torch.stack(rows, dim=1) * is_target_BT.unsqueeze(1) if rows else None
+        worth = Worth(log_p_BkT.get(ALONE), log_p_BkT.get(MARGINAL), log_p_without_BkT, attention_PT)
+        by_score, seen = score_losses(
+            objective, score_Bk, worth, width=width, target_weight_BT=targets.target_weight_BT,
+            sample_weight_B=targets.sample_weight_B, distill_weight_B=targets.distill_weight_B,
+        )  # fmt: skip
+        found += by_score
         with torch.no_grad():
             right = self.pointer.distribution(parts, fused.token_NJ).argmax(-1) == target_BT
-            p_Bk = score_Bk.softmax(1)
-            entropy = -(p_Bk * p_Bk.clamp(min=1e-30).log()).sum(1)
-            statistics = torch.stack([is_target_BT.sum(1), (right & is_target_BT).sum(1), entropy], dim=1)
-        return torch.stack(losses, dim=1), statistics.to(losses[0].dtype)
+            entropy_B = losses.entropy(score_Bk.softmax(1))
+            statistics = [is_target_BT.sum(1), (right & is_target_BT).sum(1), entropy_B, *seen]
+        return torch.stack(found, dim=1), torch.stack([s.to(found[0].dtype) for s in statistics], dim=1)
 
-    def _parts(self, read: Reading, answer_in_NT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        keys = self.pointer.keys(read.context_NJD)
+    def _parts(
+        self, read: Reading, answer_in_NT: Tensor, key_NJD: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        keys = self.pointer.keys(read.context_NJD) if key_NJD is None else key_NJD
         return self.pointer.parts(read.answer_NTD, keys, read.mask_NJ, read.token_NJ, answer_in_NT, read.prior_NJ)
+
+    def _log_p(self, read: Reading, targets: Targets, key_BJD: Tensor | None) -> Tensor:
+        """The answer's token log-likelihoods (B, T) of a reading with a row for each sample."""
+        parts = self._parts(read, targets.answer_in_BT, key_BJD)
+        return self.pointer.log_likelihood(parts, read.token_NJ, targets.target_BT)
 
     def _alone(self, alone: Reading, targets: Targets, is_target_BT: Tensor, *, k: int) -> Tensor:
         """The answer's token log-likelihoods given each document alone (B, k, T), 0 on padding."""
@@ -146,29 +185,3 @@ class LossHead(Head):
         )
         log_p_PT = self.pointer.log_likelihood(self._parts(alone, answer_in_PT), alone.token_NJ, target_PT)
         return (log_p_PT * is_target_PT).unflatten(0, (-1, k))
-
-    def _per_document(
-        self, log_p_BkT: Mapping[str, Tensor], score_Bk: Tensor, targets: Targets, is_target_BT: Tensor
-    ) -> list[Tensor]:
-        """Those objectives that are on, in the order of `objectives.READER_OBJECTIVES`, each from its own stream."""
-        o, losses = self.objective, []
-        sum_Bk = {name: log_p.sum(2) for name, log_p in log_p_BkT.items()}
-        if o.pdist > 0:
-            mean_Bk = sum_Bk[ALONE] / is_target_BT.sum(1, keepdim=True).clamp(min=1)
-            kl = objectives.pdist(
-                score_Bk, mean_Bk, targets.distill_weight_B,
-                score_temperature=o.pdist_score_temperature, target_temperature=o.pdist_target_temperature,
-            )  # fmt: skip
-            losses.append(o.pdist * kl)
-        if o.emdr2 > 0:
-            weight_B, temperature = targets.distill_weight_B, o.emdr2_score_temperature
-            losses.append(o.emdr2 * objectives.emdr2(score_Bk, sum_Bk[ALONE], weight_B, score_temperature=temperature))
-        if o.rag_sequence > 0:
-            weight_B, temperature = targets.sample_weight_B, o.rag_sequence_score_temperature
-            marginal = objectives.rag_sequence(score_Bk, sum_Bk[MARGINAL], weight_B, score_temperature=temperature)
-            losses.append(o.rag_sequence * marginal)
-        if o.rag_token > 0:
-            weight_BT, temperature = targets.target_weight_BT, o.rag_token_score_temperature
-            log_p = log_p_BkT[MARGINAL]
-            losses.append(o.rag_token * objectives.rag_token(score_Bk, log_p, weight_BT, score_temperature=temperature))
-        return losses

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from pipeline.keyed import KeyedDropout
 from rag_mm.reader.config import ReaderConfig
+from rag_mm.reader.document_attention import document_attention
+from rag_mm.reader.side_streams import Parts, SideStreams
 
 
 def rotate(x_NHLW: Tensor, position_NL: Tensor | None = None) -> Tensor:
@@ -54,6 +56,11 @@ class Attention(nn.Module):
         k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.key_value(context_NLD).chunk(2, dim=-1))
         return (rotate(k, position_NL), v) if self.rotary else (k, v)
 
+    def asked(self, x_NTD: Tensor, position_NT: Tensor | None = None) -> Tensor:
+        """Queries (N, H, T, W)."""
+        q = self.query(x_NTD).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return rotate(q, position_NT) if self.rotary else q
+
     def forward(
         self,
         x_NTD: Tensor,
@@ -64,9 +71,7 @@ class Attention(nn.Module):
         causal: bool = False,
     ) -> Tensor:
         """Attend from x to a projected context."""
-        q = self.query(x_NTD).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        if self.rotary:
-            q = rotate(q, position_NT)
+        q = self.asked(x_NTD, position_NT)
         mask = None if mask_NTL is None else mask_NTL.unsqueeze(1)
         y = F.scaled_dot_product_attention(q, *context, attn_mask=mask, is_causal=causal)
         return self.out(y.transpose(1, 2).flatten(2))
@@ -109,42 +114,66 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Causal self-attention over the answer, attention over the context, feed-forward.
 
-    As a block module: ``(context_PLD, mask_PL, answer_BTD, *alone_PTD)`` to the same answer streams. The
-    answer stream attends to all documents of its question at once; the others repeat it for each document by
-    itself, for objectives that ask what each document is worth: without graph and without dropout, unless ``trained``
-    says of one that it trains the reader too.
+    As a block module: ``(context_PLD, mask_PL, answer_BTD, *side streams)`` to the same streams
+    (`rag_mm.reader.side_streams`). The answer stream attends to all documents of its question at once; side streams
+    repeat it for each document by itself, or for all documents but one, for objectives that ask what each document
+    is worth: without graph and without dropout, unless one trains the reader too.
     """
 
-    def __init__(self, config: ReaderConfig, *, trained: tuple[bool, ...] = ()) -> None:
+    def __init__(self, config: ReaderConfig, *, side: SideStreams | None = None) -> None:
         super().__init__()
-        self.trained = trained
+        self.side = side or SideStreams()
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(config.width, bias=False) for _ in range(3))
         self.self_attention = Attention(config, rotary=True)
         self.cross_attention = Attention(config, rotary=False)
         self.ffn = FeedForward(config)
         self.dropout = KeyedDropout(config.dropout)
 
-    def stream(self, x_NTD: Tensor, context: tuple[Tensor, Tensor], mask_NL: Tensor, *, dropout: bool) -> Tensor:
-        """The layer on one stream of N rows, over a context that ``cross_attention`` has projected."""
+    def stream(self, x_NTD: Tensor, context: tuple[Tensor, Tensor], mask_NTL: Tensor, *, dropout: bool) -> Tensor:
+        """The layer on one stream, over a context that ``cross_attention`` has projected.
+
+        Where the context has fewer rows (C) than the stream, several rows of the stream read one of it, and the mask
+        is (C, N/C * T, L).
+        """
         drop: nn.Module = self.dropout if dropout else nn.Identity()
-        h = self.norm1(x_NTD)
-        x = x_NTD + drop(self.self_attention(h, self.self_attention.project(h), None, causal=True))
-        x = x + drop(self.cross_attention(self.norm2(x), context, mask_NL.unsqueeze(1)))
+        x = x_NTD + drop(self._before(x_NTD))
+        asked = self.norm2(x).unflatten(0, (context[0].shape[0], -1)).flatten(1, 2)
+        x = x + drop(self.cross_attention(asked, context, mask_NTL).view(x.shape))
         return x + drop(self.ffn(self.norm3(x)))
 
+    def _before(self, x_NTD: Tensor) -> Tensor:
+        """What the answer so far adds."""
+        h = self.norm1(x_NTD)
+        return self.self_attention(h, self.self_attention.project(h), None, causal=True)
+
     def forward(
-        self, context_PLD: Tensor, mask_PL: Tensor, answer_BTD: Tensor, *alone_PTD: Tensor
+        self, context_PLD: Tensor, mask_PL: Tensor, answer_BTD: Tensor, *side_streams: Tensor
     ) -> tuple[Tensor, ...]:
         rows = answer_BTD.shape[0]
-        fused = self.cross_attention.project(fuse(context_PLD, rows))
-        streams = [self.stream(answer_BTD, fused, fuse(mask_PL, rows), dropout=True)]
-        if alone_PTD:
-            with torch.set_grad_enabled(any(self.trained) and torch.is_grad_enabled()):
+        fused, mask_BJ = self.cross_attention.project(fuse(context_PLD, rows)), fuse(mask_PL, rows)
+        streams = [self.stream(answer_BTD, fused, mask_BJ.unsqueeze(1), dropout=True)]
+        side = self.side.parts(side_streams)
+        if side.single:
+            with torch.set_grad_enabled(any(side.trained) and torch.is_grad_enabled()):
                 single = self.cross_attention.project(context_PLD)
-        for x_PTD, trained in zip(alone_PTD, self.trained if alone_PTD else (), strict=True):  # answering has none
+        for x_PTD, trained in zip(side.single, side.trained, strict=True):
             with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
-                streams.append(self.stream(x_PTD, single, mask_PL, dropout=trained))
-        return tuple(streams)
+                streams.append(self.stream(x_PTD, single, mask_PL.unsqueeze(1), dropout=trained))
+        with torch.no_grad():
+            return (*streams, *self._without_graph(side, fused, mask_BJ, k=mask_PL.shape[0] // rows))
+
+    def _without_graph(self, side: Parts, fused: tuple[Tensor, Tensor], mask_BJ: Tensor, *, k: int) -> list[Tensor]:
+        """The streams over all documents but one, and over all of them with what they are attended to."""
+        found = []
+        if side.without is not None:
+            mask_BkTJ = without_one(mask_BJ, k).unsqueeze(2).expand(-1, -1, side.without.shape[1], -1)
+            found.append(self.stream(side.without, fused, mask_BkTJ.flatten(1, 2), dropout=False))
+        if side.probe is not None and side.attention is not None:
+            asked = self.cross_attention.asked(self.norm2(side.probe + self._before(side.probe)))
+            attention_BkT = document_attention(asked, *fused, mask_BJ, k=k, kind=self.side.attention or "logits")
+            found.append(self.stream(side.probe, fused, mask_BJ.unsqueeze(1), dropout=False))
+            found.append(side.attention + attention_BkT.flatten(0, 1))
+        return found
 
     def extend(self, cache: dict[str, Any], context_PLD: Tensor, mask_PL: Tensor, answer_BTD: Tensor) -> tuple[Tensor]:
         """New places of the answer (`pipeline.generate`): the context is projected once, earlier places are kept."""
@@ -164,3 +193,9 @@ class DecoderLayer(nn.Module):
 def fuse(pairs: Tensor, num_samples: int) -> Tensor:
     """(B*k, L, ...) -> (B, k*L, ...): the documents of each question one after another."""
     return pairs.unflatten(0, (num_samples, -1)).flatten(1, 2)
+
+
+def without_one(mask_BJ: Tensor, k: int) -> Tensor:
+    """A mask over k documents in a row, once for each of them, which it leaves out (B, k, J)."""
+    here = torch.eye(k, dtype=torch.bool, device=mask_BJ.device).repeat_interleave(mask_BJ.shape[1] // k, dim=1)
+    return mask_BJ.unsqueeze(1) & ~here

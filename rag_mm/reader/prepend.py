@@ -24,6 +24,7 @@ from rag_mm.reader.fid import INPUTS, answering, fused_only
 from rag_mm.reader.head import ANSWER_INPUTS, HEAD_INPUTS, LossHead, NextToken, Reading, Targets
 from rag_mm.reader.pointer import PointerHead
 from rag_mm.reader.sequence import CausalLayer, Layout
+from rag_mm.reader.side_streams import SideStreams, others
 
 PAIR_NAMES = (
     "document", "document_match", "document_image", "context_mask", "context_token", "document_embedding",
@@ -32,18 +33,17 @@ PAIR_NAMES = (
 
 
 class SequenceEmbedding(nn.Module):
-    """Block module: question, documents, their patches and the answer so far to ``sequence_BSD`` and ``alone_PSD``.
+    """Block module: question, documents, their patches and the answer so far to ``sequence_BSD`` and side streams.
 
-    A stream of single documents has neither graph nor dropout, unless it trains the reader too.
+    A side stream (`rag_mm.reader.side_streams`) has neither graph nor dropout, unless it trains the reader too.
     """
 
-    def __init__(self, config: ReaderConfig, tokens: TokenEmbedding, objective: ObjectivesConfig) -> None:
+    def __init__(self, config: ReaderConfig, tokens: TokenEmbedding, *, side: SideStreams | None = None) -> None:
         super().__init__()
-        self.tokens = tokens
+        self.tokens, self.side = tokens, side or SideStreams()
         self.kind = nn.Parameter(torch.randn(5, config.width) * 0.02)
         self.match = nn.Parameter(torch.randn(config.width))
         self.dropout = KeyedDropout(config.dropout)
-        self.trained = objective.trained_streams
 
     def context(
         self,
@@ -73,10 +73,13 @@ class SequenceEmbedding(nn.Module):
         )
         asked = torch.cat([question, self.tokens(answer_BT) + self.kind[4]], dim=1)
         sequence = self.dropout(Layout.fused(documents, asked))
-        if not self.trained:
-            return (sequence,)
-        alone = Layout.alone(documents, asked)
-        return sequence, *(self.dropout(alone) if trained else alone.detach() for trained in self.trained)
+        streams = [sequence]
+        if self.side.single:
+            alone = Layout.alone(documents, asked)
+            streams += [self.dropout(alone) if trained else alone.detach() for trained in self.side.trained]
+        if self.side.without:
+            streams.append(Layout.without(documents.detach(), asked.detach()))
+        return tuple(streams)
 
     def extend(
         self,
@@ -121,16 +124,22 @@ class PrependHead(LossHead):
         query_BE: Tensor,
         document_PE: Tensor,
         sequence_BSD: Tensor,
-        *alone_PSD: Tensor,
+        *side_streams: Tensor,
     ) -> tuple[Tensor, Tensor]:
         mask, token = self.layout.parts(mask_PL, question_BQ), self.layout.parts(token_PL, question_BQ)
-        score_Bk = self.scores(query_BE, document_PE)
+        score_Bk, side = self.scores(query_BE, document_PE), self.side.parts(side_streams)
         prior_BJ = _prior(self.prior(score_Bk, mask[0].shape[1]), mask[1])
         fused = _reading(sequence_BSD, self.layout.fused(*mask), self.layout.fused(*token), prior_BJ)
         mask_PJ, token_PJ = self.layout.alone(*mask), self.layout.alone(*token)
-        alone = [_reading(states, mask_PJ, token_PJ, None) for states in alone_PSD]
+        alone = [_reading(states, mask_PJ, token_PJ, None) for states in side.single]
+        without: list[Reading] = []
+        if side.without is not None:
+            k, mask_PJ, token_PJ = score_Bk.shape[1], self.layout.without(*mask), self.layout.without(*token)
+            for j, chosen in enumerate(others(k).to(score_Bk.device)):
+                prior_BJ = _prior(self.prior(score_Bk[:, chosen], mask[0].shape[1]), mask[1])
+                without.append(_reading(side.without[j::k], mask_PJ[j::k], token_PJ[j::k], prior_BJ))
         targets = Targets(answer_in_BT, target_BT, target_weight_BT, sample_weight_B, distill_weight_B)
-        return self.outputs(fused, alone, targets, score_Bk)
+        return self.outputs(fused, alone, targets, score_Bk, width=query_BE.shape[1], without=without)
 
 
 def _prior(documents_BI: Tensor | None, question_BH: Tensor) -> Tensor | None:
@@ -149,7 +158,13 @@ def prepend_program(
     config: ReaderConfig, objective: ObjectivesConfig, *, vocabulary: int, image_size: int
 ) -> BlockProgram:
     """Build the reader with fresh weights from torch's generator; its batch inputs are those of `fid_program`."""
-    streams = ("sequence", *objective.streams)
+    side = SideStreams.of(objective)
+    if side.attention:
+        raise ValueError(
+            "objectives.adist asks how a decoder attends to encoded documents, but with reader.fusion 'prepend' there "
+            "is no such attention; use reader.fusion fid, or pdist or loop in place of adist"
+        )
+    streams = ("sequence", *side.names)
     tokens, layout = TokenEmbedding(config, vocabulary=vocabulary), Layout((image_size // config.patch) ** 2)
     blocks = [
         Block(
@@ -157,7 +172,7 @@ def prepend_program(
             reads=("question_image", "document_image"), writes=("question_patches", "document_patches"),
         ),
         Block(
-            "embed", SequenceEmbedding(config, tokens, objective),
+            "embed", SequenceEmbedding(config, tokens, side=side),
             reads=(
                 "question", "document", "document_match", "question_patches", "document_patches", "answer_in",
             ),
@@ -165,7 +180,7 @@ def prepend_program(
         ),
         *(
             Block(
-                f"layer.{i}", CausalLayer(config, layout, trained=objective.trained_streams),
+                f"layer.{i}", CausalLayer(config, layout, side=side),
                 reads=("sequence", "question", "context_mask", *streams[1:]), writes=streams,
             )
             for i in range(config.encoder_layers + config.decoder_layers)
@@ -176,7 +191,7 @@ def prepend_program(
             writes=("losses", "statistics"),
         ),
     ]  # fmt: skip
-    pairs = (*PAIR_NAMES, *streams[1:])
+    pairs = (*PAIR_NAMES, *side.pairs)
     return BlockProgram(blocks, inputs=INPUTS, outputs=("losses", "statistics"), axes=dict.fromkeys(pairs, "pair"))
 
 
@@ -213,10 +228,9 @@ class PrependNextToken(NextToken):
 
 
 def prepend_answering(program: BlockProgram) -> BlockProgram:
-    """The same blocks without the streams of single documents, ending in ``logits`` instead of losses."""
+    """The same blocks without side streams, ending in ``logits`` instead of losses."""
     *body, last = program.blocks
     assert isinstance(last.module, PrependHead)
-    blocks = [fused_only(block, SequenceEmbedding) for block in body]
     head = PrependNextToken(last.module.pointer, last.module.log_prior_scale, last.module.layout)
     reads = ("question", "context_mask", "context_token", *ANSWER_INPUTS, "sequence")
-    return answering(program, [*blocks, Block(last.name, head, reads=reads, writes=("logits",))])
+    return answering(program, [*map(fused_only, body), Block(last.name, head, reads=reads, writes=("logits",))])

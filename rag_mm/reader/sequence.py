@@ -2,7 +2,8 @@
 
 The batch comes as fid reads it, one (question, document) pair a row. Here a sample is one row
 ``documents one after another | question | answer``, each document and the question with its picture's patches in
-front; the second stream has a row ``document | question | answer`` for each document alone. Masks and positions are
+front; other streams have a row ``document | question | answer`` for each document alone, or one without that document
+(`rag_mm.reader.side_streams`). Masks and positions are
 made anew in every block from batch inputs: cheaper than sending them between stages.
 
 Positions count what is there, so padding inside a sequence moves nothing.
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from pipeline.keyed import KeyedDropout
 from rag_mm.reader.config import ReaderConfig
 from rag_mm.reader.layers import Attention, FeedForward, fuse
+from rag_mm.reader.side_streams import SideStreams, without_each
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,13 @@ class Layout:
     def fused(documents: Tensor, question: Tensor) -> Tensor:
         """All documents of a sample, then its question: (P, I, ..) and (B, H, ..) to (B, k*I + H, ..)."""
         return torch.cat([fuse(documents, question.shape[0]), question], dim=1)
+
+    @staticmethod
+    def without(documents: Tensor, question: Tensor) -> Tensor:
+        """All documents of a sample but one, then the question: (P, I, ..) and (B, H, ..) to (P, (k-1)*I + H, ..)."""
+        num_samples = question.shape[0]
+        k = documents.shape[0] // num_samples
+        return torch.cat([without_each(documents, num_samples), question.repeat_interleave(k, dim=0)], dim=1)
 
     @staticmethod
     def alone(documents: Tensor, question: Tensor) -> Tensor:
@@ -80,13 +89,12 @@ class Reach:
 class CausalLayer(nn.Module):
     """Causal self-attention and feed-forward over whole sequences.
 
-    As a block module: ``(sequence_BSD, question_BQ, mask_PL, *alone_PSD)`` to the same streams. A stream of single
-    documents has neither graph nor dropout, unless ``trained`` says of it that it trains the reader too.
+    As a block module: ``(sequence_BSD, question_BQ, mask_PL, *side streams)`` to the same streams.
     """
 
-    def __init__(self, config: ReaderConfig, layout: Layout, *, trained: tuple[bool, ...] = ()) -> None:
+    def __init__(self, config: ReaderConfig, layout: Layout, *, side: SideStreams | None = None) -> None:
         super().__init__()
-        self.layout, self.trained = layout, trained
+        self.layout, self.side = layout, side or SideStreams()
         self.norm1, self.norm2 = nn.LayerNorm(config.width, bias=False), nn.LayerNorm(config.width, bias=False)
         self.attention = Attention(config, rotary=True)
         self.ffn = FeedForward(config)
@@ -114,16 +122,23 @@ class CausalLayer(nn.Module):
         return (x + self.ffn(self.norm2(x)),)
 
     def forward(
-        self, sequence_BSD: Tensor, question_BQ: Tensor, mask_PL: Tensor, *alone_PSD: Tensor
+        self, sequence_BSD: Tensor, question_BQ: Tensor, mask_PL: Tensor, *side_streams: Tensor
     ) -> tuple[Tensor, ...]:
-        documents, question = self.layout.parts(mask_PL, question_BQ)
-        mask_BJ = self.layout.fused(documents, question)
-        reach = Reach.of(mask_BJ, sequence_BSD.shape[1] - mask_BJ.shape[1])
-        streams = [self.stream(sequence_BSD, reach, dropout=True)]
-        if alone_PSD:
-            mask_PJ = self.layout.alone(documents, question)
-            reach = Reach.of(mask_PJ, alone_PSD[0].shape[1] - mask_PJ.shape[1])
-        for x_PSD, trained in zip(alone_PSD, self.trained if alone_PSD else (), strict=True):  # answering has none
+        mask = self.layout.parts(mask_PL, question_BQ)
+        streams = [self.stream(sequence_BSD, reach_of(sequence_BSD, self.layout.fused(*mask)), dropout=True)]
+        side = self.side.parts(side_streams)
+        if side.single:
+            reach = reach_of(side.single[0], self.layout.alone(*mask))
+        for x_PSD, trained in zip(side.single, side.trained, strict=True):
             with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
                 streams.append(self.stream(x_PSD, reach, dropout=trained))
+        if side.without is not None:
+            with torch.no_grad():
+                reach = reach_of(side.without, self.layout.without(*mask))
+                streams.append(self.stream(side.without, reach, dropout=False))
         return tuple(streams)
+
+
+def reach_of(sequence_NSD: Tensor, mask_NJ: Tensor) -> Reach:
+    """Of a whole sequence, of which the mask tells the context."""
+    return Reach.of(mask_NJ, sequence_NSD.shape[1] - mask_NJ.shape[1])

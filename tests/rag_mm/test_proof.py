@@ -67,8 +67,8 @@ def _mean_of_means(joint: JointStep, prepared: Prepared) -> AbstractContextManag
     """Each micro-batch's loss is a mean over its own tokens, and those are averaged."""
     outputs, num_samples = LossHead.outputs, len(prepared.samples)
 
-    def averaged(self: LossHead, fused: Any, alone: Any, targets: Any, score_Bk: Tensor) -> tuple[Tensor, Tensor]:
-        losses, statistics = outputs(self, fused, alone, targets, score_Bk)
+    def averaged(self: LossHead, fused: Any, alone: Any, targets: Any, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        losses, statistics = outputs(self, fused, alone, targets, *more, **named)
         share = targets.sample_weight_B.shape[0] / num_samples
         return losses / targets.target_weight_BT.sum() * share, statistics
 
@@ -79,8 +79,8 @@ def _a_constant(joint: JointStep, prepared: Prepared) -> AbstractContextManager[
     """Micro-batches add something that has no gradient."""
     outputs, num_samples = LossHead.outputs, len(prepared.samples)
 
-    def shifted(self: LossHead, fused: Any, alone: Any, targets: Any, score_Bk: Tensor) -> tuple[Tensor, Tensor]:
-        losses, statistics = outputs(self, fused, alone, targets, score_Bk)
+    def shifted(self: LossHead, fused: Any, alone: Any, targets: Any, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        losses, statistics = outputs(self, fused, alone, targets, *more, **named)
         return losses + (targets.sample_weight_B.shape[0] < num_samples), statistics
 
     return patch.object(LossHead, "outputs", shifted)

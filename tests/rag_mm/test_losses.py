@@ -1,0 +1,193 @@
+"""Losses against slow loops written from the formulas, and against finite differences in float64."""
+
+import math
+
+import pytest
+import torch
+import transformers
+
+from rag_mm import losses
+
+
+def rand(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_generation_is_the_weighted_sum_of_negative_log_likelihoods():
+    log_p = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]])
+    weight = torch.tensor([[0.5, 0.25], [0.25, 0.0]])
+    # 1 * .5 + 2 * .25 = 1 and 3 * .25 = .75
+    assert losses.generation(log_p, weight).tolist() == [1.0, 0.75]
+
+
+def test_pdist_against_a_loop():
+    score, likelihood, weight = (
+        rand(3, 4, seed=0),
+        rand(3, 4, seed=1),
+        torch.tensor([0.5, 0.25, 0.25]).double(),
+    )
+    found = losses.distillation(score, likelihood, weight, score_temperature=0.3, target_temperature=0.7)
+    for b in range(3):
+        target = [math.exp(x / 0.7) for x in likelihood[b].tolist()]
+        guess = [math.exp(x / 0.3) for x in score[b].tolist()]
+        target, guess = [t / sum(target) for t in target], [g / sum(guess) for g in guess]
+        kl = sum(t * math.log(t / g) for t, g in zip(target, guess, strict=True))
+        assert found[b].item() == pytest.approx(weight[b].item() * kl, rel=1e-12)
+
+
+def test_emdr2_against_a_loop():
+    score, likelihood, weight = (
+        rand(3, 4, seed=0),
+        rand(3, 4, seed=1) - 2,
+        torch.tensor([0.5, 0.5, 0.0]).double(),
+    )
+    found = losses.emdr2(score, likelihood, weight, score_temperature=0.5)
+    for b in range(3):
+        prior = [math.exp(x / 0.5) for x in score[b].tolist()]
+        marginal = sum(p / sum(prior) * math.exp(x) for p, x in zip(prior, likelihood[b].tolist(), strict=True))
+        assert found[b].item() == pytest.approx(-weight[b].item() * math.log(marginal), rel=1e-12)
+
+
+def test_rag_sequence_against_a_loop():
+    score, weight = rand(3, 4, seed=0), torch.tensor([0.5, 0.5, 0.0]).double()
+    log_p = rand(3, 4, 5, seed=1) - 2
+    found = losses.rag_sequence(score, log_p.sum(2), weight, score_temperature=0.5)
+    for b in range(3):
+        prior = [math.exp(x / 0.5) for x in score[b].tolist()]
+        marginal = 0.0
+        for k in range(4):
+            answer = prior[k] / sum(prior)
+            for t in range(5):
+                answer *= math.exp(log_p[b, k, t].item())
+            marginal += answer
+        assert found[b].item() == pytest.approx(-weight[b].item() * math.log(marginal), rel=1e-12)
+
+
+def test_rag_token_against_a_loop():
+    score, log_p = rand(3, 4, seed=0), rand(3, 4, 5, seed=1) - 2
+    weight = rand(3, 5, seed=2).abs()
+    weight[0, 3:] = 0.0
+    found = losses.rag_token(score, log_p, weight, score_temperature=0.5)
+    for b in range(3):
+        prior = [math.exp(x / 0.5) for x in score[b].tolist()]
+        total = 0.0
+        for t in range(5):
+            marginal = sum(prior[k] / sum(prior) * math.exp(log_p[b, k, t].item()) for k in range(4))
+            total -= weight[b, t].item() * math.log(marginal)
+        assert found[b].item() == pytest.approx(total, rel=1e-12)
+
+
+def test_rag_objectives_of_one_token_are_the_same():
+    score, log_p, weight = rand(3, 4, seed=0), rand(3, 4, 1, seed=1), rand(3, seed=2).abs()
+    sequence = losses.rag_sequence(score, log_p[..., 0], weight, score_temperature=0.3)
+    token = losses.rag_token(score, log_p, weight.unsqueeze(1), score_temperature=0.3)
+    torch.testing.assert_close(sequence, token)
+
+
+def test_rag_gradients_reach_scores_and_likelihoods_in_float64():
+    weight_B, weight_BT = rand(2, seed=2).abs(), rand(2, 4, seed=3).abs()
+
+    def sequence(score, log_p):
+        return losses.rag_sequence(score, log_p.sum(2), weight_B, score_temperature=0.7)
+
+    def token(score, log_p):
+        return losses.rag_token(score, log_p, weight_BT, score_temperature=0.7)
+
+    for loss in (sequence, token):
+        inputs = [rand(2, 3, seed=0).requires_grad_(), rand(2, 3, 4, seed=1).requires_grad_()]
+        assert torch.autograd.gradcheck(loss, inputs)
+        loss(*inputs).sum().backward()
+        assert all(x.grad.abs().max() > 1e-3 for x in inputs)
+
+
+@pytest.mark.parametrize("name", ["RagSequenceForGeneration", "RagTokenForGeneration"])
+def test_rag_losses_are_those_of_transformers(name: str):
+    """Unreduced and without label smoothing. Its targets start with a token that it shifts away, and end in pads."""
+    vocabulary, pad, samples, k, length = 11, 1, 3, 4, 6
+    bart = transformers.BartConfig(
+        vocab_size=vocabulary, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=1,
+        decoder_attention_heads=1, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=16,
+        pad_token_id=pad, bos_token_id=0, eos_token_id=2, decoder_start_token_id=2,
+    )  # fmt: skip
+    dpr = transformers.DPRConfig(
+        vocab_size=vocabulary, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    config = transformers.RagConfig.from_question_encoder_generator_configs(dpr, bart, n_docs=k)
+    model = getattr(transformers, name)(
+        config=config,
+        question_encoder=transformers.DPRQuestionEncoder(dpr),
+        generator=transformers.BartForConditionalGeneration(bart),
+    )
+    g = torch.Generator().manual_seed(0)
+    target = torch.randint(3, vocabulary, (samples, length + 1), generator=g)
+    target[1, 4:] = pad
+    target[2, 3:] = pad  # two positions are left after the shift: the fewest its RAG-Sequence can weigh
+    score, logits = rand(samples, k, seed=1), rand(samples * k, length + 1, vocabulary, seed=2)
+    theirs = model.get_nll(logits, score, target, reduce_loss=False, epsilon=0.0, n_docs=k)
+
+    ours, is_target = target[:, 1:], target[:, 1:] != pad
+    log_p = logits[:, :length].log_softmax(-1).unflatten(0, (samples, k))
+    log_p = log_p.gather(3, ours[:, None, :, None].expand(-1, k, -1, 1)).squeeze(3)
+    if name == "RagSequenceForGeneration":
+        total = (log_p * is_target[:, None]).sum(2)
+        found = losses.rag_sequence(score, total, torch.ones(samples), score_temperature=1.0)
+    else:
+        found = losses.rag_token(score, log_p, is_target.double(), score_temperature=1.0)
+    torch.testing.assert_close(found, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["pdist", "emdr2"])
+def test_distillation_moves_scores_only(name: str):
+    score, likelihood = rand(2, 3, seed=0).requires_grad_(), rand(2, 3, seed=1).requires_grad_()
+    weight = torch.ones(2, dtype=torch.float64)
+    if name == "pdist":
+        loss = losses.distillation(score, likelihood, weight, score_temperature=0.2, target_temperature=0.5)
+    else:
+        loss = losses.emdr2(score, likelihood, weight, score_temperature=0.2)
+    loss.sum().backward()
+    assert likelihood.grad is None and score.grad is not None and score.grad.abs().sum() > 0
+
+
+def test_pdist_is_least_where_scores_agree_with_likelihoods():
+    likelihood, weight = rand(1, 5, seed=3), torch.ones(1, dtype=torch.float64)
+    agree = losses.distillation(likelihood, likelihood, weight, score_temperature=0.4, target_temperature=0.4)
+    assert agree.item() == pytest.approx(0.0, abs=1e-12)
+
+
+def contrastive_loop(query, document, positive, weight, scale):
+    total = []
+    for q in range(query.shape[0]):
+        right = [math.exp(scale * float(query[q] @ document[u])) for u in range(len(document)) if positive[q, u]]
+        every = [math.exp(scale * float(query[q] @ document[u])) for u in range(len(document))]
+        total.append(-float(weight[q]) * math.log(sum(right) / sum(every)) if right else 0.0)
+    return total
+
+
+def test_contrastive_against_a_loop_with_several_positives_and_none():
+    query, document, scale = rand(4, 6, seed=0) / 3, rand(5, 6, seed=1) / 3, torch.tensor(3.0).double()
+    positive = torch.zeros(4, 5, dtype=torch.bool)
+    positive[0, 1] = positive[1, 0] = positive[1, 4] = positive[2, 3] = True
+    weight = torch.tensor([0.4, 0.3, 0.3, 0.0]).double()
+    found = losses.contrastive(query, document, positive, weight, scale)
+    assert found.tolist() == pytest.approx(contrastive_loop(query, document, positive, weight, 3.0), rel=1e-12)
+
+
+def test_contrastive_gradient_in_float64():
+    positive = torch.tensor([[True, False, True], [False, True, False]])
+    weight = torch.tensor([0.5, 0.5]).double()
+
+    def loss(query, document, scale):
+        return losses.contrastive(query, document, positive, weight, scale)
+
+    inputs = (rand(2, 3, seed=0), rand(3, 3, seed=1), torch.tensor(2.0).double())
+    assert torch.autograd.gradcheck(loss, [x.requires_grad_() for x in inputs])
+
+
+def test_a_query_without_positive_has_no_gradient_and_no_nan():
+    query = rand(1, 3, seed=0).requires_grad_()
+    positive = torch.zeros(1, 2, dtype=torch.bool)
+    loss = losses.contrastive(
+        query, rand(2, 3, seed=1), positive, torch.zeros(1).double(), torch.tensor(5.0).double()
+    )
+    loss.sum().backward()
+    assert loss.item() == 0.0 and query.grad is not None and query.grad.abs().max() == 0.0
