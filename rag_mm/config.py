@@ -33,7 +33,7 @@ class TrainConfig:
         warmup_steps: steps over which a rate rises from 0, counted from where that part starts.
         weight_decay: of the reader's matrices; its vectors and scalars, and the retriever, have none.
         clip_norm: largest global gradient norm over stages, replicas and towers.
-        distill_share: share of the reader's steps, the first ones, in which pdist and emdr2 do not count yet: a
+        distill_share: share of the reader's steps, the first ones, in which pdist, adist, loop and emdr2 do not count yet: a
             reader that cannot read finds all documents equally good, and would teach the retriever so.
         rename: share of facts consistently renamed in each step, so that the reader learns to read; the rest
             keep it used to what real facts look like (a nationality resembles its country's name).
@@ -96,7 +96,7 @@ class TrainConfig:
 
     @property
     def distill_after(self) -> int:
-        """Steps of the reader before pdist and emdr2 count."""
+        """Steps of the reader before pdist, adist, loop and emdr2 count."""
         return round(self.distill_share * (self.steps - self.retriever_steps))
 
 
@@ -183,6 +183,17 @@ class Config:
         if not self.objectives.trains_reader and train.steps > train.retriever_steps:
             raise ValueError(
                 "objectives.generation is 0; it (or rag_sequence, or rag_token) must be above 0 once the reader trains"
+            )
+        if self.objectives.adist > 0 and self.reader.fusion != "fid":
+            raise ValueError(
+                f"objectives.adist is {self.objectives.adist}, but with reader.fusion {self.reader.fusion!r} no decoder "
+                "attends to encoded documents; use reader.fusion fid, or pdist or loop in place of adist"
+            )
+        if self.objectives.loop > 0 and (train.documents != "retrieved" or self.retriever.k < 2):
+            raise ValueError(
+                f"objectives.loop is {self.objectives.loop}, which leaves out one of several documents; it needs "
+                f"train.documents retrieved (it is {train.documents}) and retriever.k of 2 or more (it is "
+                f"{self.retriever.k})"
             )
         if self.objectives.contrastive and self.objectives.contrastive_on != "questions" and not train.pair_batch_size:
             raise ValueError("train.pair_batch_size is 0, but objectives.contrastive_on asks for pairs")

@@ -16,6 +16,8 @@ READER_OBJECTIVES = (
 )  # fmt: skip
 # Kullback-Leibler divergences from what the reader says of documents; they have a target temperature.
 DISTILLED = ("pdist", "adist", "loop")
+# They teach the retriever what the reader found useful and move nothing else (`TrainConfig.distill_share`).
+TEACH_RETRIEVER = (*DISTILLED, "emdr2", "emdr2_token")
 # The reader's streams of single documents: without graph and dropout, and with both.
 ALONE, MARGINAL = "alone", "marginal"
 # Further streams without graph and dropout: all documents but one, a copy of the fused one, and what that attends to.

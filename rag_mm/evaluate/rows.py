@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rag_mm.config import Config
 from rag_mm.evaluate.answer import Documents
 from rag_mm.evaluate.overrides import Overrides, get
+from rag_mm.objectives import TEACH_RETRIEVER
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,7 @@ def _closed_book(config: Config) -> Overrides:
         "train.steps": config.train.steps - config.train.retriever_steps,
         "train.retriever_share": 0.0,
         "objectives.contrastive": 0.0,
-        "objectives.pdist": 0.0,
-        "objectives.emdr2": 0.0,
+        **{f"objectives.{name}": 0.0 for name in TEACH_RETRIEVER},
     }
 
 

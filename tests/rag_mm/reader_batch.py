@@ -5,6 +5,8 @@ Shapes: B samples, k documents each, P = B*k pairs, V token ids, E embedding wid
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from rag_mm.reader.fusion import reader_program
 V, E, IMAGE, PATCHES = 50, 6, 24, 9
 
 
-def reader(fusion: str, *, dropout: float = 0.0, score_prior: bool = True, **objectives: float) -> BlockProgram:
+def reader(fusion: str, *, dropout: float = 0.0, score_prior: bool = True, **objectives: Any) -> BlockProgram:
     """A narrow reader in float64, from seed 0."""
     torch.manual_seed(0)
     config = ReaderConfig(

@@ -30,6 +30,17 @@ WRONG = [
         lambda: Config(parallel=ParallelConfig(pipeline_stages=2, schedule="zero_bubble")),
         r"parallel.schedule is 'zero_bubble', which would lose",
     ),
+    (lambda: ObjectivesConfig(loop_target_temperature=-1.0), r"objectives\.loop_target_temperature is -1\.0.*above 0"),
+    (lambda: ObjectivesConfig(emdr2_token=-1.0), r"objectives\.emdr2_token is -1\.0.*0 \(off\) or more"),
+    (lambda: ObjectivesConfig(contrastive_positives=0), r"objectives\.contrastive_positives is 0.*at least 1"),
+    (
+        lambda: Config(objectives=ObjectivesConfig(adist=1.0), reader=ReaderConfig(fusion="prepend")),
+        r"objectives\.adist is 1\.0.*reader\.fusion 'prepend'.*use reader\.fusion fid",
+    ),
+    (
+        lambda: Config(objectives=ObjectivesConfig(loop=1.0), retriever=RetrieverConfig(k=1)),
+        r"objectives\.loop is 1\.0.*retriever\.k of 2 or more \(it is 1\)",
+    ),
     (lambda: Config(objectives=ObjectivesConfig(contrastive=0.0)), r"train\.retriever_share is 0\.45"),
 ]
 

@@ -186,8 +186,6 @@ def test_contrastive_gradient_in_float64():
 def test_a_query_without_positive_has_no_gradient_and_no_nan():
     query = rand(1, 3, seed=0).requires_grad_()
     positive = torch.zeros(1, 2, dtype=torch.bool)
-    loss = losses.contrastive(
-        query, rand(2, 3, seed=1), positive, torch.zeros(1).double(), torch.tensor(5.0).double()
-    )
+    loss = losses.contrastive(query, rand(2, 3, seed=1), positive, torch.zeros(1).double(), torch.tensor(5.0).double())
     loss.sum().backward()
     assert loss.item() == 0.0 and query.grad is not None and query.grad.abs().max() == 0.0

@@ -67,7 +67,9 @@ def _mean_of_means(joint: JointStep, prepared: Prepared) -> AbstractContextManag
     """Each micro-batch's loss is a mean over its own tokens, and those are averaged."""
     outputs, num_samples = LossHead.outputs, len(prepared.samples)
 
-    def averaged(self: LossHead, fused: Any, alone: Any, targets: Any, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    def averaged(
+        self: LossHead, fused: Any, alone: Any, targets: Any, *more: Any, **named: Any
+    ) -> tuple[Tensor, Tensor]:
         losses, statistics = outputs(self, fused, alone, targets, *more, **named)
         share = targets.sample_weight_B.shape[0] / num_samples
         return losses / targets.target_weight_BT.sum() * share, statistics
@@ -79,7 +81,9 @@ def _a_constant(joint: JointStep, prepared: Prepared) -> AbstractContextManager[
     """Micro-batches add something that has no gradient."""
     outputs, num_samples = LossHead.outputs, len(prepared.samples)
 
-    def shifted(self: LossHead, fused: Any, alone: Any, targets: Any, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    def shifted(
+        self: LossHead, fused: Any, alone: Any, targets: Any, *more: Any, **named: Any
+    ) -> tuple[Tensor, Tensor]:
         losses, statistics = outputs(self, fused, alone, targets, *more, **named)
         return losses + (targets.sample_weight_B.shape[0] < num_samples), statistics
 
