@@ -33,8 +33,8 @@ class TrainConfig:
         warmup_steps: steps over which a rate rises from 0, counted from where that part starts.
         weight_decay: of the reader's matrices; its vectors and scalars, and the retriever, have none.
         clip_norm: largest global gradient norm over stages, replicas and towers.
-        distill_share: share of the reader's steps, the first ones, in which pdist, adist, loop and emdr2 do not count yet: a
-            reader that cannot read finds all documents equally good, and would teach the retriever so.
+        distill_share: share of the reader's steps, the first ones, in which pdist, adist, loop and emdr2 do not count
+            yet: a reader that cannot read finds all documents equally good, and would teach the retriever so.
         rename: share of facts consistently renamed in each step, so that the reader learns to read; the rest
             keep it used to what real facts look like (a nationality resembles its country's name).
         augment: strength of colour and shape changes of pictures (0: none).
@@ -186,8 +186,8 @@ class Config:
             )
         if self.objectives.adist > 0 and self.reader.fusion != "fid":
             raise ValueError(
-                f"objectives.adist is {self.objectives.adist}, but with reader.fusion {self.reader.fusion!r} no decoder "
-                "attends to encoded documents; use reader.fusion fid, or pdist or loop in place of adist"
+                f"objectives.adist is {self.objectives.adist}, but with reader.fusion {self.reader.fusion!r} no "
+                "decoder attends to encoded documents; use reader.fusion fid, or pdist or loop in place of adist"
             )
         if self.objectives.loop > 0 and (train.documents != "retrieved" or self.retriever.k < 2):
             raise ValueError(
