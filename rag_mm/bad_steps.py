@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rag_mm.line_file import LineFile
+
 FILE = "bad_steps.jsonl"
 
 
@@ -87,23 +89,25 @@ class BadSteps:
 
 
 class BadStepsFile:
-    """``bad_steps.jsonl`` of a run: one line for each step that was not taken."""
+    """``bad_steps.jsonl`` of a run: one line for each step that was not taken, there from the first one on.
+
+    A line that cannot be written waits for the next time, as those of the metrics do.
+    """
 
     def __init__(self, run_dir: Path, *, start_step: int) -> None:
         """Cut the file back to ``start_step``, as a resumed run does with its metrics.
 
         Raises:
             ValueError: if the file is damaged; names it.
+            OSError: if it cannot be written; it is then as it was.
         """
         self.path = run_dir / FILE
-        if self.path.exists():
-            kept = [line for line in _whole_lines(self.path) if _step(line, self.path) <= start_step]
-            temporary = self.path.with_suffix(".tmp")
-            temporary.write_text("".join(kept))
-            temporary.replace(self.path)
+        there = self.path.exists()
+        kept = [line for line in _whole_lines(self.path) if _step(line, self.path) <= start_step] if there else []
+        self._file = LineFile(self.path, "".join(kept) if there else None)
 
     def write(self, *, step: int, reason: str, loss: float, norm: float, sample_ids: Sequence[str]) -> None:
-        """Note one step; the file is there from the first one on."""
+        """Note one step."""
         line = {
             "step": step,
             "reason": reason,
@@ -111,8 +115,27 @@ class BadStepsFile:
             "grad_norm": norm if math.isfinite(norm) else None,
             "sample_ids": list(sample_ids),
         }
-        with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        self._file.append(json.dumps(line))
+
+    def flush(self) -> None:
+        """Write the lines that wait.
+
+        Raises:
+            OSError: if that is not possible.
+        """
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Make what is written durable; may run beside the steps.
+
+        Raises:
+            OSError: if that is not possible.
+        """
+        self._file.sync()
+
+    def close(self) -> None:
+        """Make all lines durable (else an OSError) and close the file."""
+        self._file.close()
 
 
 def _whole_lines(path: Path) -> list[str]:

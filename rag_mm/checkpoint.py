@@ -3,36 +3,28 @@
 One checkpoint is a folder ``checkpoints/step-<n>`` (`retriever.checkpoint_files`): parameters and optimiser state
 under their global names (``reader.<block.param>``, ``retriever.<param>``, ``optimizer.<name>.<state>``), and
 ``state.json`` with what is not a tensor. Random draws are keyed and the data order is a pure function, so the
-step number is all of the random state. The folder is written under a temporary name and renamed
-when whole and durable.
+step number is all of the random state. `rag_mm.saver` writes them, under a temporary name that is changed when all
+is whole and durable; what is read here is therefore whole, or damaged, which its checksums tell.
 
-Training waits only for a copy of the tensors; a thread writes them while the next steps run, and the checkpoint
-appears at the end of a later step, when all ranks have written. That costs the memory of one copy, and at most
-one checkpoint is on its way at a time.
+Several machines that share a disk do not see the same files at the same moment. Ranks agree on the newest step that
+any of them sees, and then wait, for a bounded time, until each of them sees its files.
 """
 
 from __future__ import annotations
 
-import math
+import os
 import re
-import shutil
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from rag_mm.config import CheckpointConfig
 from rag_mm.mesh import Mesh
-from rag_mm.retention import Kept, retained
 from retriever import checkpoint_files as files
-from retriever.checkpoint_files import DamagedCheckpointError
-from retriever.durable_files import sync
+from retriever.checkpoint_files import DamagedCheckpointError, IncompleteCheckpointError
+from retriever.shared_disk import patiently
 
 STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -44,30 +36,61 @@ def checkpoint_dir(run_dir: str | Path, step: int) -> Path:
 
 
 def list_steps(run_dir: str | Path) -> list[int]:
-    """Steps of the whole checkpoints of a run, ascending."""
+    """Steps of the whole checkpoints of a run, ascending.
+
+    Raises:
+        OSError: if they are there and cannot be listed, which must not be taken for none.
+    """
     folder = Path(run_dir) / "checkpoints"
-    if not folder.is_dir():
+    try:
+        names = [name for name in os.listdir(folder) if STEP.fullmatch(name)]
+    except FileNotFoundError:
         return []
-    steps = [p for p in folder.glob("step-*") if STEP.fullmatch(p.name)]
-    return sorted(int(p.name[5:]) for p in steps if (p / files.STATE).exists())
+    return sorted(int(name[5:]) for name in names if _is_there(folder / name / files.STATE))
 
 
-def read_state(run_dir: str | Path, step: int) -> dict[str, Any]:
-    """``state.json`` of a checkpoint; a `DamagedCheckpointError` if it is not what was written."""
-    return files.read_state(checkpoint_dir(run_dir, step))
+def _is_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
-def newest_usable(run_dir: str | Path) -> tuple[int | None, list[str]]:
+def read_state(run_dir: str | Path, step: int, *, wait_s: float = 0.0) -> dict[str, Any]:
+    """``state.json`` of a checkpoint; a `DamagedCheckpointError` if it is not what was written.
+
+    Args:
+        wait_s: for a disk that shows late what is known to be there.
+    """
+    folder = checkpoint_dir(run_dir, step)
+    return (
+        patiently(lambda: files.read_state(folder), folder=folder, limit_s=wait_s)
+        if wait_s
+        else files.read_state(folder)
+    )
+
+
+def newest_usable(
+    run_dir: str | Path, *, newest: int | None = None, wait_s: float = 0.0
+) -> tuple[int | None, list[str]]:
     """The newest checkpoint that is as it was written, and what has to be said about newer ones that are not.
+
+    Args:
+        newest: step of one that another rank sees, if any.
+        wait_s: longest wait for the files of one that is there.
 
     Raises:
         DamagedCheckpointError: if there are checkpoints and none is usable.
+        PermissionError: if the newest may not be read, which is no damage.
     """
     said: list[str] = []
-    for step in reversed(list_steps(run_dir)):
+    for step in sorted({*list_steps(run_dir), *([] if newest is None else [newest])}, reverse=True):
         try:
-            files.verify(checkpoint_dir(run_dir, step))
-        except DamagedCheckpointError as error:
+            _verify(checkpoint_dir(run_dir, step), wait_s=wait_s)
+        except PermissionError:
+            raise
+        except (DamagedCheckpointError, OSError) as error:
             said.append(f"CHECKPOINT OF STEP {step} IS NOT USED: {error}")
             continue
         return step, [*said, *([f"going back to the checkpoint of step {step}"] if said else [])]
@@ -79,192 +102,78 @@ def newest_usable(run_dir: str | Path) -> tuple[int | None, list[str]]:
     return None, []
 
 
-def load(run_dir: str | Path, step: int, tensors: Mapping[str, Tensor], *, mesh: Mesh | None = None) -> None:
+def agree_on_newest(run_dir: str | Path, mesh: Mesh, *, wait_s: float) -> tuple[int | None, list[str]]:
+    """`newest_usable`, the same on all ranks: of the steps that any rank sees, by what the first one reads.
+
+    Raises:
+        ValueError: on every rank, if there are checkpoints and none is usable.
+        OSError: on every rank, if one of them cannot list or read them.
+    """
+    here: list[int] = []
+    problem = ""
+    try:
+        here = list_steps(run_dir)
+    except OSError as error:
+        problem = f"rank {mesh.rank}: {error}"
+    seen = mesh.gather((here, problem))
+    for _, problem in seen:
+        if problem:
+            raise OSError(problem)
+    newest = max((steps[-1] for steps, _ in seen if steps), default=None)
+    found: tuple[int | None, list[str]] | Exception = (None, [])
+    if mesh.is_first:
+        try:
+            found = newest_usable(run_dir, newest=newest, wait_s=wait_s)
+        except DamagedCheckpointError as error:
+            found = ValueError(str(error))
+        except OSError as error:
+            found = OSError(str(error))
+    found = mesh.broadcast(found)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def load(
+    run_dir: str | Path, step: int, tensors: Mapping[str, Tensor], *, mesh: Mesh | None = None, wait_s: float = 0.0
+) -> None:
     """Fill ``tensors`` in place from a checkpoint that any layout wrote; with a mesh, all its ranks call it.
+
+    Args:
+        wait_s: longest wait of a rank until it sees the files.
 
     Raises:
         FileNotFoundError: if the checkpoint does not exist.
         DamagedCheckpointError: if it is not what was written, on every rank.
+        OSError: if it cannot be read, on every rank.
         ValueError: if a tensor is missing there or has another shape.
     """
     folder = checkpoint_dir(run_dir, step)
-    if not (folder / files.STATE).exists():
-        raise FileNotFoundError(f"no checkpoint of step {step} in {run_dir}; there are {list_steps(run_dir) or 'none'}")
     rank, num_ranks = (0, 1) if mesh is None else (mesh.rank, mesh.size)
-    problem = ""
+    problem: Exception | None = None
     try:
-        files.verify(folder, rank=rank, num_ranks=num_ranks)
+        _verify(folder, wait_s=wait_s, rank=rank, num_ranks=num_ranks)
+    except FileNotFoundError:
+        there = list_steps(run_dir) or "none"
+        problem = FileNotFoundError(f"no checkpoint of step {step} in {run_dir}; there are {there}")
     except DamagedCheckpointError as error:
-        problem = str(error)
-    problems = [problem] if mesh is None else mesh.gather(problem)
-    for problem in problems:
-        if problem:
-            raise DamagedCheckpointError(problem)
-    files.load_tensors(tensors, folder, no_dist=num_ranks == 1)
+        problem = DamagedCheckpointError(str(error))
+    except OSError as error:
+        problem = OSError(f"rank {rank}: {error}")
+    for found in [problem] if mesh is None else mesh.gather(problem):
+        if found is not None:
+            raise found
+    try:
+        files.load_tensors(tensors, folder, no_dist=num_ranks == 1)
+    except OSError:  # on every rank alike; what a passing fault of the disk broke is read again
+        files.load_tensors(tensors, folder, no_dist=num_ranks == 1)
 
 
-@dataclass
-class _Pending:
-    step: int
-    state: dict[str, Any]
-    written: Future[dict[str, Any]]
+def _verify(folder: Path, *, wait_s: float, rank: int = 0, num_ranks: int = 1) -> None:
+    def read() -> None:
+        files.verify(folder, rank=rank, num_ranks=num_ranks)
 
-
-class Saver:
-    """Writes the checkpoints of a run beside its steps.
-
-    Every method is called by all ranks alike, between steps.
-
-    Args:
-        config: how many are kept, and which.
-        timeout_s: longest wait of a rank for the others' files.
-
-    Attributes:
-        pending_state: of the checkpoint that is being written, if there is one.
-        problem: why the last one could not be written, or None.
-    """
-
-    def __init__(self, run_dir: str | Path, mesh: Mesh, config: CheckpointConfig, *, timeout_s: float = 1800.0) -> None:
-        self.run_dir, self.mesh, self.config = Path(run_dir), mesh, config
-        self.problem: str | None = None
-        # Collectives of the writing thread must not meet those of the steps: a group of its own.
-        self._group = dist.new_group(timeout=timedelta(seconds=timeout_s), backend="gloo") if mesh.size > 1 else None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._copies: dict[str, Tensor] = {}
-        self._pending: _Pending | None = None
-
-    @property
-    def pending_state(self) -> Mapping[str, Any] | None:
-        return None if self._pending is None else self._pending.state
-
-    def begin(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Copy the tensors that this rank holds and begin to write; waits until the checkpoint before is done."""
-        self.finish()
-        copies = {name: self._copied(name, tensor) for name, tensor in tensors.items()}
-        finite = all(bool(t.isfinite().all()) for t in copies.values() if t.is_floating_point())
-        sound = all(self.mesh.gather(finite))
-        temporary = self._temporary(step)
-        problem = ""
-        if self.mesh.is_first:
-            try:
-                for left in temporary.parent.glob(".step-*.tmp"):  # of saves that were killed
-                    shutil.rmtree(left)
-                temporary.mkdir(parents=True)
-            except OSError as error:
-                problem = str(error)
-        problem = self.mesh.broadcast(problem)
-        whole = {"step": step, **state, "good": bool(state.get("good", True)) and sound}
-        if problem:
-            written: Future[dict[str, Any]] = Future()
-            written.set_exception(OSError(problem))
-        else:
-            written = self._thread.submit(
-                files.write_tensors,
-                temporary,
-                copies,
-                rank=self.mesh.rank,
-                group=self._group,
-                no_dist=self.mesh.size == 1,
-            )
-        self._pending = _Pending(step, whole, written)
-
-    def poll(self) -> bool:
-        """Publish the checkpoint that is being written if all ranks are done; gives whether one is left."""
-        if self._pending is not None and all(self.mesh.gather(self._pending.written.done())):
-            self._publish(self._pending)
-        return self._pending is not None
-
-    def finish(self, *, limit_s: float | None = None) -> None:
-        """Wait for the checkpoint that is being written, at most ``limit_s`` seconds, and publish it."""
-        if self._pending is not None:
-            self._publish(self._pending, limit_s=limit_s)
-
-    def close(self) -> None:
-        """End the thread; what it writes is finished first, but not published."""
-        self._thread.shutdown()
-
-    def _copied(self, name: str, tensor: Tensor) -> Tensor:
-        """A copy on the host, in memory that the last one used."""
-        old = self._copies.get(name)
-        if old is None or old.shape != tensor.shape or old.dtype != tensor.dtype:
-            old = self._copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        return old.copy_(tensor.detach())
-
-    def _temporary(self, step: int) -> Path:
-        return checkpoint_dir(self.run_dir, step).with_name(f".step-{step}.tmp")
-
-    def _publish(self, pending: _Pending, *, limit_s: float | None = None) -> None:
-        try:
-            result: tuple[str, dict[str, Any]] = ("", pending.written.result(timeout=limit_s))
-        except TimeoutError:  # an OSError without a text
-            result = (f"rank {self.mesh.rank} had not written its part after {limit_s:g} s", {})
-        except (OSError, RuntimeError) as error:
-            result = (f"{error}", {})
-        results = self.mesh.gather(result)
-        problem = next((problem for problem, _ in results if problem), "")
-        self._pending = None
-        if self.mesh.is_first:
-            try:
-                if problem:
-                    shutil.rmtree(self._temporary(pending.step), ignore_errors=True)
-                else:
-                    self._rename(pending, {name: entry for _, written in results for name, entry in written.items()})
-            except OSError as error:
-                problem = str(error)
-        self.problem = self.mesh.broadcast(problem) or None
-
-    def _rename(self, pending: _Pending, written: Mapping[str, Any]) -> None:
-        temporary, final = self._temporary(pending.step), checkpoint_dir(self.run_dir, pending.step)
-        files.seal(temporary, pending.state, written)
-        if final.exists():  # a run that went back to an earlier checkpoint comes by again
-            shutil.rmtree(final)
-        temporary.rename(final)
-        sync(final.parent)
-        self._prune()
-
-    def _prune(self) -> None:
-        kept = []
-        for step in list_steps(self.run_dir):
-            try:
-                state = read_state(self.run_dir, step)
-            except DamagedCheckpointError:
-                kept.append(Kept(step, good=False))
-                continue
-            kept.append(Kept(step, good=state.get("good", True), score=score_of(state, self.config)))
-        stay = retained(kept, newest=self.config.keep, every=self.config.keep_every_n_steps)
-        for checkpoint in kept:
-            if checkpoint.step not in stay:
-                shutil.rmtree(checkpoint_dir(self.run_dir, checkpoint.step))
-
-
-def score_of(state: Mapping[str, Any], config: CheckpointConfig) -> float | None:
-    """The metric that ``checkpoint.best_by`` names, turned so that higher is better."""
-    value = state.get("metrics", {}).get(config.best_by) if config.best_by else None
-    if value is None or not math.isfinite(value):
-        return None
-    return -value if config.best_by == "loss" else value
-
-
-def save(
-    run_dir: str | Path,
-    step: int,
-    *,
-    tensors: Mapping[str, Tensor],
-    state: Mapping[str, Any],
-    mesh: Mesh,
-    keep: int,
-) -> None:
-    """Write one checkpoint and wait for it; all ranks call it, each with the tensors it holds.
-
-    Raises:
-        OSError: if it could not be written.
-    """
-    saver = Saver(run_dir, mesh, CheckpointConfig(keep=keep))
-    saver.begin(step, tensors, state)
-    saver.finish()
-    saver.close()
-    if saver.problem:
-        raise OSError(saver.problem)
+    patiently(read, folder=folder, limit_s=wait_s, until=(IncompleteCheckpointError,)) if wait_s else read()
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

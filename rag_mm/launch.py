@@ -28,6 +28,8 @@ from pipeline.heap import keep_freed_memory
 from pipeline.roll_call import LostRankError, RollCall
 
 EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 75
+AFTER_INTERRUPTION_S = 30.0  # for a rank to end after another one did
+NOTHING_LOST = "interrupted before there was anything to save; run the same command to go on"
 
 
 def is_rank() -> bool:
@@ -125,14 +127,17 @@ def launch(argv: Sequence[str], *, num_ranks: int, module: str = "rag_mm.entry")
         store = Path(folder) / "store"
         processes = [_start(module, argv, rank, num_ranks, store) for rank in range(num_ranks)]
 
+        asked: list[float] = []  # when
+
         def forward(number: int, frame: FrameType | None) -> None:
+            asked.append(time.monotonic())
             for process in processes:
                 if process.poll() is None:
                     process.send_signal(signal.SIGTERM)
 
         previous = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            return _wait(processes)
+            return _wait(processes, asked)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -148,17 +153,33 @@ def _start(module: str, argv: Sequence[str], rank: int, num_ranks: int, store: P
     return subprocess.Popen([sys.executable, "-m", module, *argv], env=environment, start_new_session=True)
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait for all; when one fails, give the others a moment to report and end them."""
+def _wait(processes: Sequence[subprocess.Popen[bytes]], asked: Sequence[float]) -> int:
+    """Wait for all; when one fails, give the others a moment to report and end them.
+
+    Args:
+        asked: when an interruption was passed on; fills while this waits.
+    """
+    ended_early: float | None = None
     while True:
         statuses = [process.poll() for process in processes]
         if all(status is not None for status in statuses):
             break
-        if any(status not in (None, 0, EXIT_INTERRUPTED) for status in statuses):
-            _end(processes)
+        # Ranks that still import or look for each other have no handler yet, or do not come to run it.
+        fine = (None, 0, EXIT_INTERRUPTED, *([-signal.SIGTERM] if asked else []))
+        if any(status not in fine for status in statuses):
+            _end(processes, seconds=2.0)
+            break
+        if asked and ended_early is None and any(status not in (None, 0) for status in statuses):
+            ended_early = time.monotonic()
+        if ended_early is not None and time.monotonic() - ended_early > AFTER_INTERRUPTION_S:
+            _end(processes, seconds=0.0)
             break
         time.sleep(0.05)
     final = [process.wait() for process in processes]
+    if asked and all(status in (0, EXIT_INTERRUPTED, -signal.SIGTERM, None) for status in statuses) and any(final):
+        if EXIT_INTERRUPTED not in final:
+            print(NOTHING_LOST, file=sys.stderr)
+        return EXIT_INTERRUPTED
     # The rank that failed by itself, not one that was ended or lost its peer afterwards.
     first = next((rank for rank, s in enumerate(statuses) if s not in (None, 0, EXIT_INTERRUPTED)), None)
     if first is None:
@@ -172,8 +193,9 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     return EXIT_FAILED
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    deadline = time.monotonic() + 2.0
+def _end(processes: Sequence[subprocess.Popen[bytes]], *, seconds: float) -> None:
+    """Kill those that have not ended by themselves in that time."""
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(0.05)
     for process in processes:
@@ -182,10 +204,18 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 class Interrupt:
-    """Remembers SIGTERM and SIGINT, so that a step can finish and be checkpointed first."""
+    """Remembers SIGTERM and SIGINT, so that a step can finish and be checkpointed first; further ones change nothing.
 
-    def __init__(self) -> None:
-        self.asked = False
+    Args:
+        at_once: end the process instead, as there is nothing to save yet: starting may take minutes.
+
+    Attributes:
+        asked: whether one has come.
+        at_once: as above; may be changed.
+    """
+
+    def __init__(self, *, at_once: bool = False) -> None:
+        self.asked, self.at_once = False, at_once
         self._previous: dict[int, Callable[..., object] | int | None] = {}
 
     def __enter__(self) -> Interrupt:
@@ -195,6 +225,10 @@ class Interrupt:
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+        if self.at_once:
+            if os.environ.get("RANK", "0") == "0":
+                os.write(2, f"{NOTHING_LOST}\n".encode())  # not print: the signal may have come amid one
+            os._exit(EXIT_INTERRUPTED)
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._previous.items():

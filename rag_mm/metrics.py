@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import resource
 import time
 from pathlib import Path
@@ -16,6 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
+from rag_mm.line_file import LineFile
+
 
 def peak_memory_bytes() -> int:
     """Largest resident memory of this process so far."""
@@ -25,35 +26,32 @@ def peak_memory_bytes() -> int:
 class MetricsWriter:
     """Appends one line a step, after cutting the file back to ``start_step`` (a resumed run has each step once).
 
-    A line that cannot be written (a full disk) does not end training: it is kept and written with the next one.
+    A line that cannot be written (a full disk) does not end training: it waits for the next one (`LineFile`).
     TensorBoard events, which say the same, are given up after the first that cannot be written.
 
     Attributes:
-        problem: why lines are waiting, or None.
         events_problem: why events are no longer written, or None.
 
     Raises:
         ValueError: if ``metrics.jsonl`` is damaged before its last line; names it.
+        OSError: if the files cannot be written; they are then as they were.
     """
 
     def __init__(self, run_dir: Path, *, start_step: int) -> None:
-        self.path = run_dir / "metrics.jsonl"
         kept = [line for line in read_metrics(run_dir) if line["step"] <= start_step]
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        temporary.replace(self.path)
-        self.problem: str | None = None
+        self._file = LineFile(run_dir / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        self.path = self._file.path
         self.events_problem: str | None = None
-        self._waiting = b""
-        self._descriptor = os.open(self.path, os.O_WRONLY)
-        self._end = os.lseek(self._descriptor, 0, os.SEEK_END)
         self._events = SummaryWriter(str(run_dir / "events"), purge_step=start_step + 1 if start_step else None)
+
+    @property
+    def problem(self) -> str | None:
+        """Why lines are waiting, or None."""
+        return self._file.problem
 
     def write(self, record: dict[str, Any]) -> None:
         """Write one step; numbers that are not finite become null."""
-        self._waiting += json.dumps(_finite(record)).encode() + b"\n"
-        with contextlib.suppress(OSError):
-            self._write_waiting()
+        self._file.append(json.dumps(_finite(record)))
         if self.events_problem is None:
             try:
                 for name, value in _flat(record):
@@ -62,34 +60,26 @@ class MetricsWriter:
             except OSError as error:  # of the thread that writes them, some steps ago
                 self.events_problem = str(error)
 
-    def _write_waiting(self) -> None:
-        """Whole lines or none of them: what a failed write left behind is cut off by the next."""
-        try:
-            os.ftruncate(self._descriptor, self._end)
-            os.lseek(self._descriptor, self._end, os.SEEK_SET)
-            rest = memoryview(self._waiting)
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
-        except OSError as error:
-            self.problem = str(error)
-            raise
-        self._end += len(self._waiting)
-        self._waiting, self.problem = b"", None
-
-    def sync(self) -> None:
-        """Make all lines durable.
+    def flush(self) -> None:
+        """Write the lines that wait.
 
         Raises:
             OSError: if that is not possible.
         """
-        self._write_waiting()
-        os.fsync(self._descriptor)
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Make what is written durable; may run beside the steps.
+
+        Raises:
+            OSError: if that is not possible.
+        """
+        self._file.sync()
 
     def close(self) -> None:
         try:
-            self.sync()
+            self._file.close()
         finally:
-            os.close(self._descriptor)
             with contextlib.suppress(OSError):  # they say nothing that metrics.jsonl does not
                 self._events.close()
 

@@ -36,6 +36,10 @@ class DamagedCheckpointError(ValueError):
     """A checkpoint whose files are not those that were written."""
 
 
+class IncompleteCheckpointError(DamagedCheckpointError):
+    """One of a checkpoint's files is missing; a shared disk may show it later."""
+
+
 def write_tensors(
     folder: Path, tensors: Mapping[str, Tensor], *, rank: int, group: Any, no_dist: bool
 ) -> dict[str, Any]:
@@ -117,10 +121,10 @@ def verify(folder: Path, *, rank: int = 0, num_ranks: int = 1) -> None:
     there = {path.name for path in folder.glob(f"*{SUFFIX}")}
     for name in sorted(there - set(files)):
         raise DamagedCheckpointError(f"{folder / name} is not a file of this checkpoint; remove it")
+    for name in sorted(set(files) - there):
+        raise IncompleteCheckpointError(f"{folder / name} is missing")
     for name in sorted(files)[rank::num_ranks]:
         path, right = folder / name, files[name]
-        if name not in there:
-            raise DamagedCheckpointError(f"{path} is missing")
         if not path.is_file():  # a pipe or a device would never end
             raise DamagedCheckpointError(f"{path} is not a regular file")
         if path.stat().st_size != right["size"]:
@@ -133,6 +137,7 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path, *, no_dist: bool) 
     """Fill tensors in place from a checkpoint that any layout wrote; `verify` it first.
 
     Raises:
+        OSError: on every rank, if one could not read; names the checkpoint.
         ValueError: if one is missing in the checkpoint or has another shape there; names the checkpoint.
     """
     with _one_process_is_wanted():
@@ -140,6 +145,8 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path, *, no_dist: bool) 
             dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=no_dist)
         except CheckpointException as error:
             causes = "; ".join(sorted({str(cause) for cause, _ in error.failures.values()}))
+            if any(isinstance(cause, OSError) for cause, _ in error.failures.values()):
+                raise OSError(f"the checkpoint {folder} could not be read: {causes}") from error
             raise ValueError(f"the checkpoint {folder} does not fit this configuration: {causes}") from error
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 
@@ -20,3 +22,47 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file so that after a crash, or on a full disk, it is whole: the new one or the old one.
+
+    Raises:
+        OSError: if it could not be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def put_folder(temporary: Path, final: Path) -> None:
+    """Give a whole folder its name, in place of one that has it already.
+
+    Raises:
+        OSError: if that is not possible; the old one is then still there, perhaps beside its name.
+    """
+    if final.exists():
+        remove_folder(final)
+    temporary.rename(final)
+    sync(final.parent)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder that may be read or killed meanwhile: first its name, so that nobody takes half of it for whole.
+
+    Raises:
+        OSError: if something of it could not be removed; its name is then gone all the same.
+    """
+    aside = folder.with_name(f".{folder.name}.gone.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    shutil.rmtree(aside)

@@ -15,6 +15,7 @@ from torch import Tensor
 from rag_mm import checkpoint
 from rag_mm.config import CheckpointConfig
 from rag_mm.mesh import Mesh
+from rag_mm.saver import Saver, save
 from retriever import checkpoint_files
 from retriever.checkpoint_files import DamagedCheckpointError
 from tests.distributed import run_on_ranks
@@ -40,7 +41,7 @@ def blank() -> dict[str, Tensor]:
 
 def written(folder: Path, steps: tuple[int, ...] = (3, 6)) -> Path:
     for step in steps:
-        checkpoint.save(folder, step, tensors=tensors(step), state={"index_version": step}, mesh=alone(), keep=5)
+        save(folder, step, tensors=tensors(step), state={"index_version": step}, mesh=alone(), keep=5)
     return folder
 
 
@@ -118,7 +119,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: 
         return write(*arguments, **options)
 
     monkeypatch.setattr(checkpoint_files, "write_tensors", held_back)
-    saver, state = checkpoint.Saver(tmp_path, alone(), CheckpointConfig()), tensors(1)
+    saver, state = Saver(tmp_path, alone(), CheckpointConfig()), tensors(1)
     saver.begin(4, state, {"index_version": 2})
     assert saver.poll() and checkpoint.list_steps(tmp_path) == [] and saver.pending_state["index_version"] == 2
     for tensor in state.values():  # the next step, before anything is on disk
@@ -133,7 +134,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: 
 
 
 def test_one_that_cannot_be_written_is_said_and_harms_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    saver = checkpoint.Saver(written(tmp_path), alone(), CheckpointConfig())
+    saver = Saver(written(tmp_path), alone(), CheckpointConfig())
 
     def full(*arguments: Any, **options: Any) -> Any:
         raise OSError(28, "No space left on device")
@@ -154,7 +155,7 @@ def test_one_that_cannot_be_written_is_said_and_harms_no_other(tmp_path: Path, m
 def test_an_interrupted_run_waits_for_its_checkpoint_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     may_end = threading.Event()
     monkeypatch.setattr(checkpoint_files, "write_tensors", lambda *_, **__: may_end.wait() and {})
-    saver = checkpoint.Saver(tmp_path, alone(), CheckpointConfig())
+    saver = Saver(tmp_path, alone(), CheckpointConfig())
     saver.begin(4, tensors(), {})
     saver.finish(limit_s=0.05)
     assert saver.problem == "rank 0 had not written its part after 0.05 s"
@@ -164,7 +165,7 @@ def test_an_interrupted_run_waits_for_its_checkpoint_only_so_long(tmp_path: Path
 
 
 def test_weights_that_are_not_finite_do_not_rotate_good_ones_away(tmp_path: Path):
-    saver = checkpoint.Saver(written(tmp_path), alone(), CheckpointConfig(keep=2))
+    saver = Saver(written(tmp_path), alone(), CheckpointConfig(keep=2))
     bad = tensors() | {"reader.a.weight": torch.full((5, 3), float("nan"))}
     for step in (9, 12, 15):
         saver.begin(step, bad, {"good": True})
@@ -174,7 +175,7 @@ def test_weights_that_are_not_finite_do_not_rotate_good_ones_away(tmp_path: Path
 
 
 def test_the_best_by_a_metric_stays(tmp_path: Path):
-    saver = checkpoint.Saver(tmp_path, alone(), CheckpointConfig(keep=1, best_by="loss"))
+    saver = Saver(tmp_path, alone(), CheckpointConfig(keep=1, best_by="loss"))
     for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5)):
         saver.begin(step, tensors(), {"metrics": {"loss": loss}})
     saver.finish()
@@ -186,7 +187,7 @@ def save_part(folder: str) -> None:
     """Each of two ranks holds one tensor alone and one in common."""
     mesh = Mesh(num_stages=2, num_replicas=1)
     mine = {f"reader.{mesh.rank}": torch.full((3,), float(mesh.rank)), "retriever.table": torch.arange(4.0)}
-    saver = checkpoint.Saver(folder, mesh, CheckpointConfig(), timeout_s=60)
+    saver = Saver(folder, mesh, CheckpointConfig(), timeout_s=60)
     saver.begin(5, mine, {"index_version": None})
     while saver.poll():
         pass

@@ -19,7 +19,7 @@ def test_a_full_disk_costs_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     writer, write, full = MetricsWriter(tmp_path, start_step=0), os.write, True
 
     def half(descriptor: int, data: Any) -> int:
-        if full and descriptor == writer._descriptor:
+        if full and descriptor == writer._file._descriptor:
             write(descriptor, bytes(data)[:5])
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(descriptor, data)
@@ -29,7 +29,7 @@ def test_a_full_disk_costs_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     writer.write({"step": 2, "loss": 2.0})
     assert writer.problem is not None and "No space left" in writer.problem
     with pytest.raises(OSError, match="No space left"):
-        writer.sync()
+        writer.flush()
     full = False
     writer.write({"step": 3, "loss": NAN})
     assert writer.problem is None

@@ -76,7 +76,7 @@ def test_metrics_wait_for_room_and_lose_nothing(disk: Callable[..., Path]):
         writer.write({"step": step, "loss": 0.5, "more": "y" * 100})
     assert writer.problem is not None and "space" in writer.problem
     with pytest.raises(OSError, match="space"):
-        writer.sync()
+        writer.flush()
     filler.unlink()
     writer.write({"step": 400, "loss": 0.25})
     writer.close()

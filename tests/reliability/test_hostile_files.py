@@ -23,6 +23,7 @@ from rag_mm import checkpoint
 from rag_mm.bad_steps import BadStepsFile
 from rag_mm.mesh import Mesh
 from rag_mm.metrics import read_metrics
+from rag_mm.saver import save
 from retriever import checkpoint_files
 from retriever.checkpoint_files import DamagedCheckpointError
 
@@ -42,7 +43,7 @@ def dataset(factbook_dir: Path, tmp_path: Path) -> Path:
 def make_checkpoint(run: Path) -> Path:
     tensors = {"reader.a": torch.arange(6.0), "retriever.b": torch.ones(2, 3)}
     mesh = Mesh(num_stages=1, num_replicas=1)
-    checkpoint.save(run, 4, tensors=tensors, state={"index_version": None}, mesh=mesh, keep=1)
+    save(run, 4, tensors=tensors, state={"index_version": None}, mesh=mesh, keep=1)
     return checkpoint.checkpoint_dir(run, 4)
 
 

@@ -11,12 +11,12 @@ import torch
 from data.command_line import dump
 from data.config import DataConfig
 from data.dataset import Dataset
-from rag_mm import checkpoint
 from rag_mm.config import Config
 from rag_mm.evaluate.answer import Run, load_run, weights
 from rag_mm.mesh import Mesh
 from rag_mm.model import build_model
 from rag_mm.reader.config import ReaderConfig
+from rag_mm.saver import save
 
 
 def small_config(factbook_dir: Path, run_dir: Path) -> Config:
@@ -35,7 +35,7 @@ def save_untrained(config: Config) -> None:
     (run_dir / "config.yaml").write_text(dump(config))
     model = build_model(config, Dataset(config.data.dir, fold=config.data.fold))
     mesh = Mesh(num_stages=1, num_replicas=1)
-    checkpoint.save(run_dir, config.train.steps, tensors=weights(model), state={}, mesh=mesh, keep=1)
+    save(run_dir, config.train.steps, tensors=weights(model), state={}, mesh=mesh, keep=1)
 
 
 def save_lively(config: Config) -> None:

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rag_mm import checkpoint
 from rag_mm.evaluate import answer as answering
 from rag_mm.evaluate.answer import Answerer, Run, load_run, weights
 from rag_mm.mesh import Mesh
+from rag_mm.saver import save
 from retriever.embed import embed_documents
 
 
@@ -17,7 +17,7 @@ def test_load_run_takes_the_weights_of_the_checkpoint(run: Run, tmp_path: Path) 
     changed = {name: tensor + 0.5 for name, tensor in weights(run.model).items()}
     mesh = Mesh(num_stages=1, num_replicas=1)
     for step, tensors in ((1, changed), (2, weights(run.model))):
-        checkpoint.save(tmp_path, step, tensors=tensors, state={}, mesh=mesh, keep=5)
+        save(tmp_path, step, tensors=tensors, state={}, mesh=mesh, keep=5)
     loaded = load_run(tmp_path, step=1)
     assert loaded.step == 1 and load_run(tmp_path).step == 2
     for name, tensor in weights(loaded.model).items():
