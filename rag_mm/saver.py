@@ -160,8 +160,8 @@ class Saver:
         if waiting and not limits:
             return
         if waiting:
-            what = "the whole checkpoint" if pending.sealing else "its part"
-            self._end(f"rank {waiting[0]} had not written {what} after {min(limits):g} s")
+            who = f"rank {waiting[0]} was" if len(waiting) == 1 else f"ranks {', '.join(map(str, waiting))} were"
+            self._end(f"{who} still writing it after {min(limits):g} s")
             return
         problem = next((problem for outcome, _ in results if outcome for problem, _ in [outcome] if problem), "")
         if pending.sealing or problem:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from rag_mm import checkpoint
 from rag_mm.config import CheckpointConfig
 from rag_mm.mesh import Mesh
 from rag_mm.saver import Saver, save
-from retriever import checkpoint_files
 from retriever.checkpoint_files import DamagedCheckpointError
 from tests.distributed import run_on_ranks
 
@@ -109,78 +107,6 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path: P
     flip(shard(written(tmp_path, (3,)), 3), -1)
     with pytest.raises(DamagedCheckpointError, match=r"no checkpoint of .* is usable.*restore one"):
         checkpoint.newest_usable(tmp_path)
-
-
-def test_steps_go_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    may_write, write = threading.Event(), checkpoint_files.write_tensors
-
-    def held_back(*arguments: Any, **options: Any) -> Any:
-        may_write.wait()
-        return write(*arguments, **options)
-
-    monkeypatch.setattr(checkpoint_files, "write_tensors", held_back)
-    saver, state = Saver(tmp_path, alone(), CheckpointConfig()), tensors(1)
-    saver.begin(4, state, {"index_version": 2})
-    assert saver.poll() and checkpoint.list_steps(tmp_path) == [] and saver.pending_state["index_version"] == 2
-    for tensor in state.values():  # the next step, before anything is on disk
-        tensor.add_(1)
-    may_write.set()
-    saver.finish()
-    assert not saver.poll() and checkpoint.list_steps(tmp_path) == [4] and saver.problem is None
-    found = blank()
-    checkpoint.load(tmp_path, 4, found)
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors(1).items())
-    saver.close()
-
-
-def test_one_that_cannot_be_written_is_said_and_harms_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    saver = Saver(written(tmp_path), alone(), CheckpointConfig())
-
-    def full(*arguments: Any, **options: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint_files, "write_tensors", full)
-    saver.begin(9, tensors(9), {})
-    saver.finish()
-    assert saver.problem is not None and "No space left" in saver.problem
-    assert checkpoint.list_steps(tmp_path) == [3, 6]
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.startswith(".")] == []
-    monkeypatch.undo()
-    saver.begin(12, tensors(12), {})
-    saver.finish()
-    assert saver.problem is None and checkpoint.newest_usable(tmp_path)[0] == 12
-    saver.close()
-
-
-def test_an_interrupted_run_waits_for_its_checkpoint_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    may_end = threading.Event()
-    monkeypatch.setattr(checkpoint_files, "write_tensors", lambda *_, **__: may_end.wait() and {})
-    saver = Saver(tmp_path, alone(), CheckpointConfig())
-    saver.begin(4, tensors(), {})
-    saver.finish(limit_s=0.05)
-    assert saver.problem == "rank 0 had not written its part after 0.05 s"
-    assert checkpoint.list_steps(tmp_path) == []
-    may_end.set()
-    saver.close()
-
-
-def test_weights_that_are_not_finite_do_not_rotate_good_ones_away(tmp_path: Path):
-    saver = Saver(written(tmp_path), alone(), CheckpointConfig(keep=2))
-    bad = tensors() | {"reader.a.weight": torch.full((5, 3), float("nan"))}
-    for step in (9, 12, 15):
-        saver.begin(step, bad, {"good": True})
-    saver.finish()
-    saver.close()
-    assert checkpoint.list_steps(tmp_path) == [3, 6, 15]
-
-
-def test_the_best_by_a_metric_stays(tmp_path: Path):
-    saver = Saver(tmp_path, alone(), CheckpointConfig(keep=1, best_by="loss"))
-    for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5)):
-        saver.begin(step, tensors(), {"metrics": {"loss": loss}})
-    saver.finish()
-    saver.close()
-    assert checkpoint.list_steps(tmp_path) == [2, 4]
 
 
 def save_part(folder: str) -> None:
