@@ -57,6 +57,15 @@ def _is_there(path: Path) -> bool:
     return True
 
 
+def last_of(run_dir: str | Path) -> str:
+    """What can be said of the last checkpoint, for a message."""
+    try:
+        steps = list_steps(run_dir)
+    except OSError as error:
+        return f"the checkpoints cannot be listed ({error})"
+    return f"the last checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint"
+
+
 def read_state(run_dir: str | Path, step: int, *, wait_s: float = 0.0) -> dict[str, Any]:
     """``state.json`` of a checkpoint; a `DamagedCheckpointError` if it is not what was written.
 

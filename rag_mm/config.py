@@ -110,6 +110,8 @@ class CheckpointConfig:
         keep_every_n_steps: good checkpoints at multiples of this are kept for good; 0: none.
         best_by: the good checkpoint with the best mean of this metric since the one before is kept too.
         limit_s: longest wait for the checkpoint of an interrupted run (seconds); less than the notice one is given.
+        visible_s: longest wait, on starting again, for files that are there and that this machine does not see yet
+            (seconds; a client of NFS may go 60 without looking).
     """
 
     every_n_steps: int = 100
@@ -117,6 +119,7 @@ class CheckpointConfig:
     keep_every_n_steps: int = 0
     best_by: Literal["", "loss", "hit_at_k", "token_accuracy"] = ""
     limit_s: float = 90.0
+    visible_s: float = 90.0
 
     def __post_init__(self) -> None:
         if self.every_n_steps < 0:
@@ -125,6 +128,8 @@ class CheckpointConfig:
             raise ValueError(f"checkpoint.keep is {self.keep}; it must be at least 1")
         if self.limit_s <= 0:
             raise ValueError(f"checkpoint.limit_s is {self.limit_s}; it must be above 0")
+        if self.visible_s < 0:
+            raise ValueError(f"checkpoint.visible_s is {self.visible_s}; it must be 0 or more")
         if self.keep_every_n_steps < 0:
             raise ValueError(f"checkpoint.keep_every_n_steps is {self.keep_every_n_steps}; it must be 0 or more")
 

@@ -20,6 +20,7 @@ from data.dataset import Dataset
 from pipeline.roll_call import LostRankError
 from rag_mm import checkpoint, launch
 from rag_mm.config import Config
+from rag_mm.disk_advice import advice
 from rag_mm.proof import ProofError
 from rag_mm.trainer import Trainer
 from rag_mm.training_batches import BatchMismatchError
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return launch.EXIT_FAILED
     first = not launch.is_rank() or os.environ["RANK"] == "0"
-    with launch.Interrupt() as interrupt, contextlib.ExitStack() as held:
+    with launch.Interrupt(at_once=True) as interrupt, contextlib.ExitStack() as held:
         try:
             if first:
                 held.enter_context(launch.only_one(Path(config.run_dir)))
@@ -68,11 +69,12 @@ def main(argv: Sequence[str]) -> int:
             return launch.EXIT_FAILED
         except OSError as error:
             if first:
+                what = advice(str(error), config.run_dir)
                 print(
-                    f"{config.run_dir} could not be written: {error}; make room there, or use another --run-dir",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                    f"{config.run_dir} could not be read or written: {error}; nothing was trained and nothing is lost: "
+                    f"{what}, then run the same command again",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
             return launch.EXIT_FAILED
         try:
             status = trainer.run(interrupt)
@@ -85,11 +87,10 @@ def main(argv: Sequence[str]) -> int:
             return launch.EXIT_FAILED
         except OSError as error:
             if first:
-                kept = checkpoint.list_steps(config.run_dir)
-                there = f"the last checkpoint is of step {kept[-1]}" if kept else "there is no checkpoint"
+                there = checkpoint.last_of(config.run_dir)
                 print(
-                    f"{config.run_dir} could not be written: {error}; {there}: make room there, then run the same "
-                    "command to go on from it",
+                    f"{config.run_dir} could not be written: {error}; {there}: {advice(str(error), config.run_dir)}, "
+                    "then run the same command to go on from it",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
             os._exit(launch.EXIT_FAILED)  # a thread that still tries to write would hold the process

@@ -6,10 +6,11 @@ import contextlib
 from pathlib import Path
 
 from rag_mm import checkpoint
-from rag_mm.checkpoint import DamagedCheckpointError, Saver
+from rag_mm.checkpoint import DamagedCheckpointError
 from rag_mm.config import Config
 from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
+from rag_mm.saver import Saver
 from rag_mm.step import JointStep
 from rag_mm.towers import Towers
 

@@ -34,10 +34,9 @@ def draw_timeline(config: Config, pipeline: Pipeline, mesh: Mesh, *, say: Say) -
 
 def say_too_many_bad_steps(run_dir: Path, bad_steps: BadSteps, *, say: Say) -> None:
     """Why training stops, and what can be done."""
-    steps = checkpoint.list_steps(run_dir)
-    last = f"the last checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint"
     say(
-        f"training stops: {bad_steps.in_a_row} steps in a row were not taken (train.max_bad_steps); {last}. "
+        f"training stops: {bad_steps.in_a_row} steps in a row were not taken (train.max_bad_steps); "
+        f"{checkpoint.last_of(run_dir)}. "
         f"{run_dir / BAD_STEPS} names reasons and samples: look at those samples, then lower "
         "train.learning_rate or train.retriever_learning_rate, or raise train.spike_sigma, in a new --run-dir"
     )

@@ -19,6 +19,7 @@ from rag_mm.planning import kept_plan, make_towers_plan, plan_reader
 from rag_mm.step import JointStep
 from rag_mm.towers import DealtTowers, PipedTowers, Towers
 from rag_mm.vision_choice import Vision
+from retriever.durable_files import replace_text
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class RunPlans:
         plan, vision, said = plan_reader(self.config, model.reader, joint, self.mesh, saved=self._saved_plan())
         if self.mesh.is_first:
             self.run_dir.mkdir(parents=True, exist_ok=True)
-            (self.run_dir / "config.yaml").write_text(dump(self.config))
-            (self.run_dir / "plan.json").write_text(plan.to_json())
+            replace_text(self.run_dir / "config.yaml", dump(self.config))
+            replace_text(self.run_dir / "plan.json", plan.to_json())
         if said:
             self.say(said)
         for i, stage in enumerate(plan.stages):
@@ -75,7 +76,7 @@ class RunPlans:
             plan = make_towers_plan(self.config, model.encoder, dataset.store, self.mesh)
         if self.mesh.is_first:
             self.run_dir.mkdir(parents=True, exist_ok=True)
-            path.write_text(plan.to_json())
+            replace_text(path, plan.to_json())
         return PipedTowers(model.encoder, self.mesh, plan, timeout_s=parallel.timeout_s)
 
     def _saved_plan(self) -> Plan | None:

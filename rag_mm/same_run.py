@@ -9,6 +9,7 @@ from typing import Any
 
 from data.command_line import dump, read_yaml
 from data.dataset import Dataset
+from rag_mm.code_version import code_version, differences
 from rag_mm.config import Config
 
 # What may differ between the parts of one run without changing its numbers.
@@ -30,7 +31,7 @@ def check_same_run(config: Config, dataset: Dataset, state: dict[str, Any]) -> l
             f"{config.run_dir} was trained on other data ({state['data_fingerprint'][:12]}) than {config.data.dir} "
             f"({dataset.fingerprint[:12]}); use another --run-dir"
         )
-    said = []
+    said = differences(state.get("code"), code_version())
     if state["store_edits"] != dataset.store.num_edits:
         said.append(
             f"the document store has {dataset.store.num_edits} edits, {state['store_edits']} when the checkpoint was "

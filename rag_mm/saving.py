@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from rag_mm import checkpoint
 from rag_mm.config import CheckpointConfig
+from rag_mm.disk_advice import advice
 from rag_mm.mesh import Mesh
-from rag_mm.metrics import MetricsWriter
+from rag_mm.saver import Saver
 
 Contents = Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]]  # a rank's tensors, and the state
+
+
+class LineWriter(Protocol):
+    """A file that gets a line at each step, or at some."""
+
+    path: Path
+
+    def flush(self) -> None: ...
+
+    def sync(self) -> None: ...
 
 
 class Saving:
@@ -25,6 +36,7 @@ class Saving:
         say: prints a line, on the first rank.
 
     Attributes:
+        line_files: of the first rank, whose lines belong to a checkpoint.
         waited_s: seconds that the steps have waited for checkpoints; whoever reports them sets it back to 0.
     """
 
@@ -32,52 +44,55 @@ class Saving:
         self, run_dir: Path, mesh: Mesh, config: CheckpointConfig, *, contents: Contents, say: Callable[[str], None]
     ) -> None:
         self.run_dir, self.mesh, self.config = run_dir, mesh, config
-        self.saver = checkpoint.Saver(run_dir, mesh, config)
+        self.saver = Saver(run_dir, mesh, config, durable_first=self._make_lines_durable, say=say)
         self.waited_s = 0.0
+        self.line_files: Sequence[LineWriter] = ()
         self._contents, self._say = contents, say
 
-    def save(self, step: int, writer: MetricsWriter | None, *, wait: bool = True, limit_s: float | None = None) -> None:
-        """Begin to write a checkpoint once ``metrics.jsonl`` is durable: on resume it must not lack steps.
+    def save(self, step: int, *, wait: bool, limit_s: float | None) -> None:
+        """Begin to write a checkpoint; it appears once the run's lines are durable: on resume they must not lack steps.
 
         Args:
-            writer: of the metrics, on the first rank.
             wait: the checkpoint is there when this returns.
             limit_s: longest wait.
 
         Raises:
-            OSError: with ``wait``, on every rank, if one of the two could not be written in that time.
+            OSError: with ``wait``, on every rank, if it is not there in that time.
         """
+        started = time.perf_counter()
         problem = ""
-        if writer is not None:
+        for file in self.line_files:
             try:
-                writer.sync()
+                file.flush()
             except OSError as error:
-                problem = f"{writer.path}: {error}"
+                problem = f"{file.path}: {error}"
         problem = self.mesh.broadcast(problem)
         if problem and wait:
             raise OSError(problem)
         if problem:
             self._say_unwritten(problem)
             return
-        started = time.perf_counter()
-        self.saver.begin(step, *self._contents())
         if wait:
-            self.saver.finish(limit_s=limit_s)
-            if self.saver.problem:
-                raise OSError(self.saver.problem)
-        self.waited_s = time.perf_counter() - started
+            self.saver.write(step, *self._contents(), limit_s=limit_s)
+        else:
+            self.saver.begin(step, *self._contents())
+        self.waited_s += time.perf_counter() - started
+
+    def _make_lines_durable(self) -> None:
+        for file in self.line_files:
+            file.sync()
 
     def look_after(self) -> None:
         """Publish the checkpoint that is being written when it is done, and say what went wrong."""
+        started = time.perf_counter()
         self.saver.poll()
+        self.waited_s += time.perf_counter() - started
         if self.saver.problem:
             self._say_unwritten(self.saver.problem)
             self.saver.problem = None
 
     def _say_unwritten(self, problem: str) -> None:
-        steps = checkpoint.list_steps(self.run_dir)
-        last = f"the last one is of step {steps[-1]}" if steps else "there is none yet"
         self._say(
-            f"A CHECKPOINT COULD NOT BE WRITTEN ({problem}); training goes on, {last}: make room "
-            f"at {self.run_dir} before it is interrupted"
+            f"A CHECKPOINT COULD NOT BE WRITTEN ({problem}); training goes on, {checkpoint.last_of(self.run_dir)}; "
+            f"before it is interrupted, {advice(problem, self.run_dir)}"
         )

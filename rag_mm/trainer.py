@@ -21,6 +21,7 @@ from pipeline.roll_call import RollCall
 from rag_mm import checkpoint, launch, run_end
 from rag_mm.bad_samples import BadSamples
 from rag_mm.bad_steps import BadSteps, BadStepsFile
+from rag_mm.code_version import code_version
 from rag_mm.config import Config
 from rag_mm.index_upkeep import IndexUpkeep
 from rag_mm.memory import Memory
@@ -34,6 +35,7 @@ from rag_mm.run_plans import RunPlans
 from rag_mm.same_run import check_same_run
 from rag_mm.saving import Saving
 from rag_mm.step import JointStep
+from retriever.shared_disk import patiently
 
 
 class Trainer:
@@ -50,9 +52,10 @@ class Trainer:
         self.console = Console(stderr=True, quiet=not self.mesh.is_first)
         self.dataset = Dataset.of(config.data)
         self.resume_from = self._newest_checkpoint()
+        self._resume_state: dict[str, Any] = {}
         if self.resume_from is not None:
-            state = checkpoint.read_state(self.run_dir, self.resume_from)
-            for line in check_same_run(config, self.dataset, state):
+            self._resume_state = self._read_state(self.resume_from)
+            for line in check_same_run(config, self.dataset, self._resume_state):
                 self._say(line)
         self.model = build_model(config, self.dataset)
         self.memory = Memory(
@@ -80,6 +83,7 @@ class Trainer:
         self.upkeep = IndexUpkeep(
             config, memory=self.memory, towers=self.towers, joint=self.joint, mesh=self.mesh, saver=self.saving.saver
         )
+        self.code = code_version()
         self.window = Window()
         self.step = 0
         self.trained = 0  # steps of this process
@@ -89,18 +93,23 @@ class Trainer:
 
     def _newest_checkpoint(self) -> int | None:
         """Step of the newest usable checkpoint; what is wrong with newer ones is said (a collective)."""
-        found: tuple[int | None, list[str], str] = (None, [], "")
-        if self.mesh.is_first:
-            try:
-                found = (*checkpoint.newest_usable(self.run_dir), "")
-            except checkpoint.DamagedCheckpointError as error:
-                found = (None, [], str(error))
-        step, said, problem = self.mesh.broadcast(found)
-        if problem:
-            raise ValueError(problem)
+        step, said = checkpoint.agree_on_newest(self.run_dir, self.mesh, wait_s=self.config.checkpoint.visible_s)
         for line in said:
             self._say(line)
         return step
+
+    def _read_state(self, step: int) -> dict[str, Any]:
+        """``state.json`` of a checkpoint that all ranks have agreed on, as the first one sees it."""
+        found: dict[str, Any] | OSError | ValueError = {}
+        if self.mesh.is_first:
+            try:
+                found = checkpoint.read_state(self.run_dir, step, wait_s=self.config.checkpoint.visible_s)
+            except (OSError, ValueError) as error:
+                found = OSError(str(error)) if isinstance(error, OSError) else ValueError(str(error))
+        found = self.mesh.broadcast(found)
+        if isinstance(found, OSError | ValueError):
+            raise found
+        return found
 
     def _refuse_bad_data(self) -> None:
         """BadDataError, on every rank, if one of them has already met too many bad samples."""
@@ -122,15 +131,36 @@ class Trainer:
         """Take up the newest checkpoint, if there is one."""
         if self.resume_from is None:
             return
-        newest = self.resume_from
-        state = checkpoint.read_state(self.run_dir, newest)
-        checkpoint.load(self.run_dir, newest, self._tensors(), mesh=self.mesh)
+        state, wait_s = self._resume_state, self.config.checkpoint.visible_s
+        checkpoint.load(self.run_dir, self.resume_from, self._tensors(), mesh=self.mesh, wait_s=wait_s)
         self.step = state["step"]
         self.joint.streams.go_on(self.step, state["cursors"])
         self.bad_steps.load(state["bad_steps"])
         if state["index_version"] is not None:
-            self.memory.load(state["index_version"], staleness=state["staleness"])
+            self._load_index(state["index_version"], staleness=state["staleness"])
         self._say(f"resumed from step {self.step} of {self.run_dir}")
+
+    def _load_index(self, version: int, *, staleness: float | None) -> None:
+        """The version that a checkpoint names, which may become visible late.
+
+        Raises:
+            ValueError: on every rank, if one of them finds it damaged; names it.
+            OSError: on every rank, if one of them cannot read it.
+        """
+        problem: ValueError | OSError | None = None
+        try:
+            patiently(
+                lambda: self.memory.load(version, staleness=staleness),
+                folder=self.memory.directory / "versions" / str(version),
+                limit_s=self.config.checkpoint.visible_s,
+                say=self._say,
+            )
+        except (ValueError, OSError) as error:
+            text = f"rank {self.mesh.rank}: {error}" if self.mesh.size > 1 else str(error)
+            problem = OSError(text) if isinstance(error, OSError) else ValueError(text)
+        for found in self.mesh.gather(problem):
+            if found is not None:
+                raise found
 
     def open_files(self) -> None:
         """Cut the run's files back to the step that it goes on from.
@@ -144,6 +174,7 @@ class Trainer:
             try:
                 self._writer = MetricsWriter(self.run_dir, start_step=self.step)
                 self._bad_steps_file = BadStepsFile(self.run_dir, start_step=self.step)
+                self.saving.line_files = (self._writer, self._bad_steps_file)
             except (ValueError, OSError) as error:
                 problem = OSError(str(error)) if isinstance(error, OSError) else ValueError(str(error))
         problem = self.mesh.broadcast(problem)
@@ -170,6 +201,7 @@ class Trainer:
             "store_edits": self.dataset.store.num_edits,
             "cursors": self.joint.streams.cursors(self.step),
             "config": dump(self.config),
+            "code": self.code,
             "good": self.window.good,
             "metrics": self.window.means(),
         }
@@ -178,6 +210,7 @@ class Trainer:
 
     def run(self, interrupt: launch.Interrupt) -> int:
         """Train to the last step or an interruption; gives the exit status."""
+        interrupt.at_once = False  # from now on there is something to save
         every, steps = self.config.checkpoint.every_n_steps, self.config.train.steps
         writer = self._writer
         bad_samples = BadSamples(
@@ -185,9 +218,12 @@ class Trainer:
             epochs=self._epochs(), documents=self.memory.store.bad, say=self._say,
         )  # fmt: skip
         live = LiveLine(self.console, title="training", start=self.step, steps=steps)
-        files = contextlib.closing(writer) if writer else contextlib.nullcontext()
         events_said = False
-        with live, files, self.joint.reading_ahead(start=self.step), self.watched():
+        with live, contextlib.ExitStack() as files, self.joint.reading_ahead(start=self.step), self.watched():
+            if writer is not None:
+                files.callback(writer.close)
+            if self._bad_steps_file is not None:
+                files.callback(self._bad_steps_file.close)
             while self.step < steps:
                 record = self.train_step()
                 if writer is not None:
@@ -208,7 +244,7 @@ class Trainer:
                 stop = complaint is not None or (any(asked) and self.step < steps)
                 if stop or self.step == steps or (every and self.step % every == 0):
                     limit_s = self.config.checkpoint.limit_s if stop else None
-                    self.saving.save(self.step, writer, wait=stop or self.step == steps, limit_s=limit_s)
+                    self.saving.save(self.step, wait=stop or self.step == steps, limit_s=limit_s)
                 if complaint is not None:
                     self._say(f"training stops after step {self.step}, which is safe: {complaint}")
                     return launch.EXIT_FAILED
