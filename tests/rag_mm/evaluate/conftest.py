@@ -49,7 +49,7 @@ def save_lively(config: Config) -> None:
     run_dir.mkdir(parents=True)
     (run_dir / "config.yaml").write_text(dump(config))
     mesh = Mesh(num_stages=1, num_replicas=1)
-    checkpoint.save(run_dir, config.train.steps, tensors=weights(model), state={}, mesh=mesh, keep=1)
+    save(run_dir, config.train.steps, tensors=weights(model), state={}, mesh=mesh, keep=1)
 
 
 def with_fusion(config: Config, fusion: str) -> Config:
