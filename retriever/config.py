@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import Literal
 
 NO_TOWER = "none"
+TEXT_KINDS = ("trigrams", "transformers", "open_clip", NO_TOWER)
+IMAGE_KINDS = ("small", "timm", "open_clip", NO_TOWER)
+WITH_MODEL = ("transformers", "timm", "open_clip")
 Frozen = Literal["none", "query", "document", "text", "image", "all"]
 
 
@@ -15,8 +19,20 @@ class RetrieverConfig:
 
     Attributes:
         k: documents that every question reads.
-        text: kind of text tower: trigrams (from scratch), none, or package.module:Class.
-        image: kind of picture tower: small (from scratch), none, or package.module:Class.
+        text: kind of text tower: trigrams (from scratch), transformers (a local folder), open_clip, none, or
+            package.module:Class.
+        image: kind of picture tower: small (from scratch), timm, open_clip, none, or package.module:Class.
+        text_model: what the text tower is: for transformers a local folder (save_pretrained makes one), for open_clip a
+            model's name or a JSON file in open_clip's format.
+        text_checkpoint: file with weights for an open_clip text tower; empty: random weights.
+        text_pooling: how a transformers text tower makes one vector of its tokens': their mean, or the first one (cls).
+        text_normalize: whether that vector gets length 1.
+        text_max_tokens: longer texts are truncated, counted and reported (tokens of a transformers text tower, special
+            ones included; open_clip's models have a length of their own).
+        image_model: what the picture tower is: a name of timm's, or as for an open_clip text tower, or MODEL:TAG, which
+            takes mean and deviation (not weights) of that pretrained model.
+        image_checkpoint: file with weights for a timm or open_clip picture tower; empty: random weights.
+        image_side: side that a timm or open_clip tower resizes pictures to (pixels); 0: data.image_size, as they are.
         fusion: how a row's text and picture become one embedding: side by side, so that text is compared with text and
             pictures with pictures (blocks); averaged in one space, where a text finds a picture (mean); or that plus a
             small network that sees what is missing (learned).
@@ -28,7 +44,8 @@ class RetrieverConfig:
         document_prefix: text put before every document's.
         text_buckets: hash buckets of the character trigrams.
         text_dim: width of the trigram tower's vectors; the noise of its scores falls with the root of it.
-        image_dim: width of the picture tower's vectors.
+        image_dim: width of the vectors of a small or timm picture tower (a new linear map brings timm's to it, unless
+            they have it).
         image_width: channels of the picture tower's convolutions.
         image_patch: side of its patches (pixels); must divide data.image_size.
         learned_gates: let training move the weights that trigrams start with (their idf).
@@ -38,6 +55,14 @@ class RetrieverConfig:
     k: int = 2
     text: str = "trigrams"
     image: str = "small"
+    text_model: str = ""
+    text_checkpoint: str = ""
+    text_pooling: Literal["mean", "cls"] = "mean"
+    text_normalize: bool = True
+    text_max_tokens: int = 256
+    image_model: str = ""
+    image_checkpoint: str = ""
+    image_side: int = 0
     fusion: Literal["blocks", "mean", "learned"] = "blocks"
     shared_dim: int = 0
     towers: Literal["shared", "separate"] = "shared"
@@ -56,6 +81,11 @@ class RetrieverConfig:
         for name in ("k", "text_buckets", "text_dim", "image_dim", "image_width", "image_patch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"retriever.{name} is {getattr(self, name)}; it must be at least 1")
+        self._check_kinds()
+        if self.text_max_tokens < 3:
+            raise ValueError(f"retriever.text_max_tokens is {self.text_max_tokens}; it must be at least 3")
+        if self.image_side < 0:
+            raise ValueError(f"retriever.image_side is {self.image_side}; it must be 0 or more")
         if self.shared_dim < 0:
             raise ValueError(f"retriever.shared_dim is {self.shared_dim}; it must be 0 or more")
         if self.shared_dim and self.fusion == "blocks":
@@ -70,6 +100,31 @@ class RetrieverConfig:
                 f"retriever.freeze is {self.freeze!r}, but retriever.towers is 'shared'; use separate towers, or "
                 "freeze text, image or all"
             )
+
+    def _check_kinds(self) -> None:
+        """A kind exists, has the model that it needs, and no checkpoint that it would not read."""
+        for part, known in (("text", TEXT_KINDS), ("image", IMAGE_KINDS)):
+            kind, model, checkpoint = (getattr(self, f"{part}{end}") for end in ("", "_model", "_checkpoint"))
+            if ":" not in kind and kind not in known:
+                near = difflib.get_close_matches(kind, known, n=1)
+                hint = f"did you mean {near[0]}? " if near else ""
+                raise ValueError(
+                    f"retriever.{part} is {kind!r}; {hint}allowed: {', '.join(known)}, or package.module:Class"
+                )
+            if kind in WITH_MODEL and not model:
+                raise ValueError(
+                    f"retriever.{part} is {kind!r}, but retriever.{part}_model is empty; it must be "
+                    + ("a local folder" if kind == "transformers" else "the name of a model")
+                )
+            own = ":" in kind  # may read what it likes
+            if model and kind not in WITH_MODEL and not own:
+                raise ValueError(
+                    f"retriever.{part}_model is {model!r}, but retriever.{part} is {kind!r}, which has none"
+                )
+            if checkpoint and kind not in ("timm", "open_clip") and not own:
+                raise ValueError(
+                    f"retriever.{part}_checkpoint is {checkpoint!r}, but retriever.{part} is {kind!r}, which reads none"
+                )
 
 
 @dataclass(frozen=True)

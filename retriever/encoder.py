@@ -99,7 +99,7 @@ class DualEncoder(EncoderSide):
         """One whose weights are meta tensors, without memory; what is not in checkpoints (position ids) is there."""
         with torch.random.fork_rng(devices=[]):
             encoder = cls(config, image_size=image_size, image_transform=image_transform, weights=False)
-        state = set(encoder.state_dict())
+        state, ghosts = set(encoder.state_dict()), dict[int, Tensor]()  # a ghost for each tensor: ties stay ties
         for path, module in encoder.named_modules():
             for store in (module._parameters, module._buffers):
                 for name, tensor in store.items():
@@ -107,7 +107,7 @@ class DualEncoder(EncoderSide):
                         ghost = tensor.detach().to("meta")
                         if isinstance(tensor, nn.Parameter):
                             ghost = nn.Parameter(ghost, requires_grad=tensor.requires_grad)
-                        store[name] = ghost
+                        store[name] = ghosts.setdefault(id(tensor), ghost)
         return encoder
 
     @property

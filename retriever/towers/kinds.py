@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 
 from retriever.config import NO_TOWER, RetrieverConfig
 from retriever.towers.interface import ImageBackend, TextBackend
 
+# Modules of public models are imported only where such a model is asked for.
 _TEXT = {
     "trigrams": "retriever.towers.trigram_bag:TrigramText",
+    "transformers": "retriever.towers.transformers_text:TransformersText",
+    "open_clip": "retriever.towers.clip:ClipText",
 }
 _IMAGE = {
     "small": "retriever.towers.small_convolutions:SmallImage",
+    "timm": "retriever.towers.timm_image:TimmImage",
+    "open_clip": "retriever.towers.clip:ClipImage",
 }
 
 
@@ -37,12 +41,6 @@ def image_backend(config: RetrieverConfig, image_size: int) -> ImageBackend | No
 
 
 def _find(field: str, name: str, known: dict[str, str], base: type) -> type:
-    if ":" not in name and name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(
-            f"retriever.{field} is {name!r}; {hint}allowed: {', '.join(known)}, {NO_TOWER}, or package.module:Class"
-        )
     module, _, attribute = known.get(name, name).partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
