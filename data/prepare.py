@@ -131,7 +131,9 @@ def _add_common(parser: Any) -> None:
     parser.add_argument("--overlap", type=int, default=0, help="words that a passage shares with the one before")
     parser.add_argument("--workers", type=int, default=cpus, help="processes")
     parser.add_argument("--rows-per-shard", type=int, default=0, help="lines or rows in a shard; 0: what suits")
-    parser.add_argument("--max-bad-share", type=float, default=0.01, help="share of pictures that may be unusable")
+    parser.add_argument(
+        "--max-bad-share", type=float, default=0.01, help="share of pictures and tars' samples that may be unusable"
+    )
     parser.add_argument("--vocabulary", type=int, default=8000, help="entries of the tokenizer to train; 0: none")
     parser.add_argument("--licence", default="unknown", help="licence of the data, to be kept with it")
 

@@ -17,7 +17,7 @@ class Common:
         workers: processes.
         chunking: how documents are cut into passages.
         rows_per_shard: lines or rows of a source a shard is made of; 0: what suits the format.
-        max_bad_share: pictures that may be missing or broken, as a share of all items.
+        max_bad_share: pictures that may be missing or broken, or samples lost in damaged tars, as a share of all items.
         vocabulary: entries of the tokenizer trained on the texts; 0: none is trained.
         licence: of the data, as the user knows it.
         memory: a prepared data set whose documents are taken instead of the format's own.

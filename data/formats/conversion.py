@@ -19,6 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from data.formats import stamps
 from data.formats.common import Common
 from data.formats.finishing import finish
 from data.formats.format import Format, Piece, Report
@@ -62,6 +63,8 @@ def prepare(form: Format, common: Common, *, progress: Progress = lambda what, s
 
 
 def _build(form: Format, common: Common, building: Path, spec: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    memory = [] if common.memory is None else [common.memory / "dataset.json"]
+    stamps.check_same(building / STATE / "stamps.json", {**form.stamps(), **stamps.stamps(memory)}, building)
     rows = common.rows_per_shard or form.rows_per_shard
     job = Job(building, form, chunking=common.chunking, rows_per_shard=rows)
     sources = form.sources()
@@ -120,7 +123,7 @@ def _numbered(pieces: Iterable[Piece]) -> list[Piece]:
 
 def _spec(form: Format, common: Common) -> dict[str, Any]:
     """What decides the bytes of the data set, as far as the command says it."""
-    shared = {k: v for k, v in asdict(common).items() if k not in ("out", "workers")}
+    shared = {k: v for k, v in asdict(common).items() if k not in ("out", "workers", "max_bad_share")}
     shared["memory"] = None if common.memory is None else str(common.memory)
     return {"format": form.name, "options": form.describe(), "common": shared}
 

@@ -75,9 +75,9 @@ class Report:
         self.notes: Counter[str] = Counter()
         self.first: dict[str, str] = {}
 
-    def leave_out(self, bad: BadPicture, place: str) -> None:
-        """Count a picture that cannot be used; too many of them stop the conversion."""
-        self.bad[bad.reason] += 1
+    def leave_out(self, bad: BadPicture, place: str, count: int = 1) -> None:
+        """Count what cannot be used, a picture or all of a sample; too many of them stop the conversion."""
+        self.bad[bad.reason] += count
         self.first.setdefault(bad.reason, f"{place}: {bad.detail}")
 
     def note(self, what: str, place: str, count: int = 1) -> None:
@@ -135,6 +135,13 @@ class Format(ABC):
     @abstractmethod
     def sources(self) -> list[SourceFile]:
         """The files that are read by lines."""
+
+    def stamps(self) -> dict[str, Any]:
+        """What else the pieces are cut from, as JSON: a conversion is only gone on with while it is the same.
+
+        Pictures of a folder are not in it; each piece keeps the stamps of its own (`data.formats.stamps`).
+        """
+        return {}
 
     def derive(self, work: Work) -> list[SourceFile]:
         """Sources that have to be made of others first, such as the contexts that questions carry, each once.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from data.formats import pictures
+from data.formats import pictures, stamps
 from data.formats.columns import SPLIT_OF, Roles
 from data.formats.format import SPLITS, Format, Item, Piece, Work, option
 from data.formats.lines import SourceFile
@@ -46,6 +46,13 @@ class Hub(Format):
 
     def sources(self) -> list[SourceFile]:
         return []
+
+    def stamps(self) -> dict[str, Any]:
+        path = Path(self.dataset)
+        if path.exists():
+            return stamps.stamps([path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()))
+        loaded = _load(self.dataset, self.config, self.revision)
+        return {f"{self.dataset}, split {name}": rows._fingerprint for name, rows in loaded.items()}
 
     def _splits(self) -> dict[str, str]:
         """Name in the source of each split."""

@@ -1,29 +1,37 @@
 """img2dataset folders in its webdataset form: ``00000.tar`` with jpg, txt and json, beside it ``00000.parquet``.
 
 Every picture is a document without text, and its caption a pair that names it as right (``--captioned``: documents
-hold the caption, too). The json and what it says (url, licence, sizes) is kept in meta. The parquet says which
-downloads succeeded; a tar that holds fewer or more samples is refused. For plain training on pairs such a folder need
-not be converted at all: ``python -m data.shards index DIR`` makes it readable where it is.
+hold the caption, too). The json and what it says (url, licence, sizes) is kept in meta. For plain training on pairs
+such a folder need not be converted at all: ``python -m data.shards index DIR`` makes it readable where it is.
+
+A crawl of a week leaves tars that are cut off, captions that are not UTF-8 and pictures that are none. What is whole is
+converted and the rest counted by reason, with the first tar and sample of each; too many stop the conversion. How many
+a damaged tar has lost the parquet says, whose successful downloads should all be there; without one it counts as one.
+A whole tar that holds another number of samples than the parquet says belongs to another parquet, and is refused.
 """
 
 from __future__ import annotations
 
 import json
-import tarfile
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from data.decoding import MAX_TEXT_BYTES
 from data.document_store import Document
-from data.formats import pictures
+from data.formats import pictures, stamps
 from data.formats.format import SPLITS, Format, Item, Piece, Work, option
 from data.formats.lines import SourceFile, decode
 from data.formats.pictures import BadPicture
 from data.formats.rows import json_row
-from data.image_formats import picture_member
+from data.image_formats import EXTENSIONS, MAX_BYTES
 from data.samples import Pair
-from data.shards import split_key
+from data.shard_index import ShardIndex, build_index
+from data.tar_members import BLOCK
+
+BEHIND = "sample lost in a damaged tar"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +48,10 @@ class Img2dataset(Format):
     def sources(self) -> list[SourceFile]:
         return []
 
+    def stamps(self) -> dict[str, Any]:
+        tars = self._tars()
+        return stamps.stamps([*tars, *(path for tar in tars if (path := tar.with_suffix(".parquet")).exists())])
+
     def _tars(self) -> list[Path]:
         found = sorted(self.folder.glob("*.tar"))
         if not found:
@@ -55,93 +67,111 @@ class Img2dataset(Format):
         return f"{self._tars()[piece.start]}, sample {number + 1}"
 
     def read(self, piece: Piece, work: Work) -> Iterator[Item]:
-        tar, count = self._tars()[piece.start], 0
+        tar = self._tars()[piece.start]
         documents = piece.folder == "documents"
-        for number, (key, members) in enumerate(_samples(tar, with_pictures=documents)):
-            place = f"{tar}, sample {key}"
-            count += 1
-            text = decode(members["txt"], f"{place}.txt").strip() if "txt" in members else ""
-            meta = (
-                json_row(decode(members["json"], f"{place}.json"), f"{place}.json").values if "json" in members else {}
-            )
-            if not text:
-                text = str(meta.get("caption") or "").strip()
-            if documents:
-                image = pictures.check(members["picture"], place) if "picture" in members else _no_picture(place)
-                if isinstance(image, BadPicture):
-                    work.report.leave_out(image, place)
+        index = _index(tar, work, "" if documents else "caption of a ")
+        if index is None:
+            return
+        with tar.open("rb") as file:
+            for number, key in enumerate(index.keys()):
+                place = f"{tar}, sample {key}"
+                sample = _Sample(file.fileno(), index, number, place)
+                text, meta, bad = sample.said()
+                if bad is not None:
+                    work.report.leave_out(bad if documents else BadPicture(f"caption: {bad.reason}", bad.detail), place)
+                elif documents:
+                    image = sample.picture()
+                    if isinstance(image, BadPicture):
+                        work.report.leave_out(image, place)
+                    else:
+                        yield number, Document(key, "", {}, image, dict(meta), text if self.captioned else "")
+                elif text:
+                    kept: dict[str, Any] = {k: meta[k] for k in ("url", "similarity") if k in meta}
+                    yield number, Pair(key, text, None, (key,), meta=kept)
                 else:
-                    yield number, Document(key, "", {}, image, dict(meta), text if self.captioned else "")
-            elif text:
-                yield (
-                    number,
-                    Pair(key, text, None, (key,), meta={k: meta[k] for k in ("url", "similarity") if k in meta}),
-                )
-            else:
-                work.report.note("picture without a caption: a document, but no pair", place)
-        if documents:
-            _check_parquet(tar, count)
+                    work.report.note("picture without a caption: a document, but no pair", place)
 
 
-def _no_picture(place: str) -> BadPicture:
-    return BadPicture("missing picture", f"{place} has no picture member")
+class _Sample:
+    """One sample of a tar."""
+
+    def __init__(self, fd: int, index: ShardIndex, row: int, place: str) -> None:
+        self._fd, self._place = fd, place
+        self._members, self._problem = index.members(row), index.problem(row)
+
+    def said(self) -> tuple[str, dict[str, Any], BadPicture | None]:
+        """Its caption, what its json says, and why it cannot be used."""
+        if self._problem is not None:
+            return "", {}, BadPicture(self._problem, self._problem)
+        try:
+            meta = dict(json_row(self._text("json"), f"{self._place}.json").values) if "json" in self._members else {}
+            text = self._text("txt").strip() if "txt" in self._members else ""
+        except ValueError as error:  # names place and byte
+            return "", {}, BadPicture("json or txt that cannot be read", str(error))
+        return text or str(meta.get("caption") or "").strip(), meta, None
+
+    def picture(self) -> bytes | BadPicture:
+        name = next((extension for extension in EXTENSIONS if extension in self._members), None)
+        if name is None:
+            return BadPicture("missing picture", f"{self._place} has no picture member")
+        if self._members[name][1] > MAX_BYTES:
+            return BadPicture("picture too large", f"{self._place} has {self._members[name][1]} bytes")
+        return pictures.check(self._read(name), self._place)
+
+    def _text(self, name: str) -> str:
+        size = self._members[name][1]
+        if size > MAX_TEXT_BYTES:
+            raise ValueError(f"{self._place}.{name} has {size} bytes, more than {MAX_TEXT_BYTES}")
+        return decode(self._read(name), f"{self._place}.{name}")
+
+    def _read(self, name: str) -> bytes:
+        offset, size = self._members[name]
+        parts = []
+        while size:
+            part = os.pread(self._fd, size, offset)
+            if not part:
+                raise ValueError(f"{self._place}: the tar became shorter while it was converted; begin anew")
+            parts.append(part)
+            offset, size = offset + len(part), size - len(part)
+        return b"".join(parts)
 
 
-def _samples(tar: Path, *, with_pictures: bool) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Key and members (``txt``, ``json``, ``picture``) of the samples of a tar, read from front to back."""
-    key: str | None = None
-    members: dict[str, bytes] = {}
-    try:
-        with tarfile.open(tar, "r|") as archive:
-            for member in archive:
-                # a sparse file of a few bytes may unfold to terabytes, and is not a picture
-                place = split_key(member.name) if member.isreg() and not member.issparse() else None
-                if place is None:
-                    continue
-                if place[0] != key:
-                    if key is not None:
-                        yield key, members
-                    key, members = place[0], {}
-                if place[1] in ("txt", "json"):
-                    members[place[1]] = _bytes(archive, member)
-                elif picture_member({place[1]: b""}) is not None:
-                    members["picture"] = _bytes(archive, member) if with_pictures else b""
-            end = archive.offset
-        _check_end(tar, end)
-    except (tarfile.TarError, EOFError) as error:
-        where = "" if key is None else f" (in or after sample {key})"
-        raise ValueError(f"{tar} is not a whole uncompressed tar{where}: {error}; download it again") from None
-    if key is None:
-        raise ValueError(f"{tar} holds no sample")
-    yield key, members
+def _index(tar: Path, work: Work, what: str) -> ShardIndex | None:
+    """What lies where in a tar; None if nothing can be read of it, which counts.
+
+    Raises:
+        ValueError: it is compressed, or something else altogether, or of another parquet.
+    """
+    succeeded = _succeeded(tar)
+    if tar.stat().st_size < BLOCK:  # a download that failed; a tar of nothing has 1024 bytes
+        lost, index, reason = max(1, succeeded or 0), None, f"it has {tar.stat().st_size} bytes"
+    else:
+        index = build_index(tar)
+        rows, reason = len(index), index.unread_reason
+        lost = 0 if succeeded is None or not reason else max(0, succeeded - rows)
+        if reason and not lost and not rows:
+            lost = 1
+        if not reason and not rows:
+            raise ValueError(f"{tar} holds no sample")
+        if succeeded is not None and (rows > succeeded or (rows < succeeded and not reason)):
+            raise ValueError(
+                f"{tar} holds {rows} samples, but {tar.with_suffix('.parquet').name} says that {succeeded} downloads "
+                "succeeded"
+            )
+    if lost:
+        work.report.leave_out(BadPicture(what + BEHIND, reason), str(tar), lost)
+    elif index is not None and reason:
+        work.report.note(f"tar that is damaged at its end: {reason}", str(tar))
+    if index is not None:
+        work.report.note("member of a tar that belongs to no sample", str(tar), index.num_ignored)
+    return index
 
 
-def _check_end(tar: Path, end: int) -> None:
-    """EOFError if there is no end mark where ``tarfile`` stopped, which it also does, saying nothing, at damage."""
-    with tar.open("rb") as file:
-        file.seek(end)
-        block = file.read(tarfile.BLOCKSIZE)
-        size = file.seek(0, 2)
-    if len(block) < tarfile.BLOCKSIZE:
-        raise EOFError(f"it is cut off, there is no end mark at byte {end} of {size}")
-    if any(block):
-        raise EOFError(f"it is damaged, there is no header of a member at byte {end} of {size}")
-
-
-def _bytes(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(member)
-    assert file is not None
-    data = file.read()
-    if len(data) != member.size:
-        raise EOFError(f"{member.name} is cut off")
-    return data
-
-
-def _check_parquet(tar: Path, count: int) -> None:
-    """ValueError if the table beside the tar says that another number of downloads succeeded."""
+def _succeeded(tar: Path) -> int | None:
+    """How many downloads succeeded, as the table beside the tar says; None without one."""
     path = tar.with_suffix(".parquet")
     if not path.exists():
-        return
+        return None
     import pyarrow
     import pyarrow.parquet
 
@@ -149,6 +179,4 @@ def _check_parquet(tar: Path, count: int) -> None:
         status: list[Any] = pyarrow.parquet.read_table(path, columns=["status"]).column("status").to_pylist()
     except (pyarrow.ArrowException, OSError, KeyError) as error:
         raise ValueError(f"{path} is no table of img2dataset: {json.dumps(str(error))[:120]}") from None
-    succeeded = status.count("success")
-    if succeeded != count:
-        raise ValueError(f"{tar} holds {count} samples, but {path.name} says that {succeeded} downloads succeeded")
+    return status.count("success")

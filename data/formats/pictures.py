@@ -14,6 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from data.formats import stamps
 from data.image_formats import FORMATS, MAX_BYTES, MAX_PIXELS, extension_of
 
 
@@ -48,6 +49,7 @@ def check(data: bytes, name: str) -> bytes | BadPicture:
 def read(folder: Path, name: str) -> bytes | BadPicture:
     """A picture of a folder by its name there, which must not lead out of it."""
     path = folder / name
+    stamps.note(path)
     if name.startswith("/") or ".." in Path(name).parts:
         return BadPicture("picture outside of its folder", f"{name!r} leads out of {folder}")
     try:

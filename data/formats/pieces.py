@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 
 from data.document_store import Document, to_sample
+from data.formats import stamps
 from data.formats.format import Format, Piece, Report, Work
 from data.formats.id_tables import MemoryIds, hash_of
 from data.formats.lines import Lines, write_atomically
@@ -65,20 +66,25 @@ def convert(job: Job, piece: Piece) -> dict[str, Any]:
     """Do a piece, or find that it is done; its record.
 
     Raises:
-        ValueError: the source is wrong; the message names file and line.
+        ValueError: the source is wrong, or has changed since the piece was done; the message names file and line.
     """
     done = job.stem(piece).with_suffix(".json")
+    used = job.stem(piece).with_suffix(".files")
     if done.exists():
+        stamps.check_noted(used, job.folder)
         found: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
         return found
     report = Report()
     writer = _Writer(job, piece, report)
-    try:
-        for number, item in job.format.read(piece, job.work(report)):
-            writer.add(number, item)
-    except BaseException:
-        writer.abandon()
-        raise
+    with stamps.noting() as noted:
+        try:
+            for number, item in job.format.read(piece, job.work(report)):
+                writer.add(number, item)
+        except BaseException:
+            writer.abandon()
+            raise
+    if noted:
+        stamps.write(used, noted)
     record = writer.finish()
     write_atomically(done, json.dumps(record, ensure_ascii=False))
     return record

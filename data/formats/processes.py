@@ -110,6 +110,6 @@ def check_bad(records: Iterable[dict[str, Any]], common: Common, *, at_end: bool
     if bad and (at_end or seen >= ENOUGH) and bad.total() > common.max_bad_share * seen:
         reasons = "; ".join(f"{n} x {reason}, first {first[reason]}" for reason, n in sorted(bad.items()))
         raise ValueError(
-            f"{bad.total()} of {seen} pictures cannot be used, more than --max-bad-share {common.max_bad_share:g} "
+            f"{bad.total()} of {seen} items cannot be used, more than --max-bad-share {common.max_bad_share:g} "
             f"allows: {reasons}"
         )

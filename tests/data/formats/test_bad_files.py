@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -216,21 +215,8 @@ CASES: dict[str, tuple[str, Break, str]] = {
     "not a tar": (
         "img2dataset",
         lambda root: (root / "laion/00001.tar").write_bytes(b"x" * 2000),
-        "00001.tar is not a whole uncompressed tar",
+        "00001.tar is not a readable uncompressed tar: it does not begin with a tar header",
     ),
-    "truncated tar": ("img2dataset", cut("laion/00000.tar", 2500), "00000.tar is not a whole uncompressed tar"),
-    # tarfile ends there without a word; no parquet counts what is missing
-    "tar cut between members": (
-        "img2dataset",
-        lambda root: _second_sample(root / "laion/00000.tar", b""),
-        "(in or after sample 000000000): it is cut off, there is no end mark at byte",
-    ),
-    "tar damaged between members": (
-        "img2dataset",
-        lambda root: _second_sample(root / "laion/00000.tar", b"x" * 2048),
-        "(in or after sample 000000000): it is damaged, there is no header of a member at byte",
-    ),
-    "json in a tar": ("img2dataset", lambda root: _spoil(root / "laion/00000.tar"), "00000.tar, sample 000000000.json"),
     "gzip": (
         "wit",
         lambda root: (root / "image_pixels_part-00000.csv.gz").write_bytes(b"\x1f\x8b\x08" + b"x" * 50),
@@ -242,19 +228,6 @@ CASES: dict[str, tuple[str, Break, str]] = {
         "which `datasets` cannot load",
     ),
 }
-
-
-def _spoil(tar: Path) -> None:
-    data = tar.read_bytes()
-    assert data.count(b'{"url"') >= 1
-    tar.write_bytes(data.replace(b'{"url"', b'["url"', 1))
-
-
-def _second_sample(tar: Path, instead: bytes) -> None:
-    with tarfile.open(tar) as archive:
-        start = next(m.offset for m in archive if m.name.startswith("000000002."))
-    tar.write_bytes(tar.read_bytes()[:start] + instead)
-    tar.with_suffix(".parquet").unlink()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -289,7 +262,7 @@ def test_bad_pictures_are_counted_and_too_many_stop(tmp_path: Path, capsys: pyte
     spoil_pictures(tmp_path)
     assert prepare.main([*argv, "--workers", "1", "--out", str(tmp_path / "out"), "--max-bad-share", "0.5"]) == 2
     error = capsys.readouterr().err
-    assert "3 of 4 pictures cannot be used, more than --max-bad-share 0.5 allows: 1 x broken picture, first" in error
+    assert "3 of 4 items cannot be used, more than --max-bad-share 0.5 allows: 1 x broken picture, first" in error
     assert "dataset_coco.json, images[1]: " in error and "000000000001.jpg cannot be decoded" in error
 
     common = ["--max-bad-share", "0.75", "--vocabulary", "0"]

@@ -96,7 +96,7 @@ def test_a_sparse_picture_is_not_unfolded(tmp_path: Path):
     common = ["--workers", "1", "--vocabulary", "0", "--max-bad-share", "0.5"]
     assert prepare.main([*argv, "--out", str(tmp_path / "out"), *common]) == 0
     dataset = Dataset(tmp_path / "out")
-    assert dataset.info["left_out"]["missing picture"]["count"] == 1 and len(dataset.store) == 2
+    assert dataset.info["left_out"]["sparse file"]["count"] == 1 and len(dataset.store) == 2
 
 
 def test_kilt_pages_and_provenance(tmp_path: Path):
