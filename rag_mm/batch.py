@@ -54,9 +54,18 @@ class Collator:
         self.padding: dict[str, float] = {}
         self.word_V = word_numbers(tokenizer)
 
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of each text."""
+        found: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+        return found
+
+    def answer_ids(self, text: str) -> list[int]:
+        """Tokens of an answer as the reader would write it, end included."""
+        return self.ids([text + END])[0]
+
     def tokens(self, texts: Sequence[str], *, limit: int, what: str, step: int, left: bool = False) -> Tensor:
         """Token ids (N, bucketed length), padded on the right, or on the left."""
-        rows = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+        rows = self.ids(texts)
         self.truncated[what] += sum(len(row) > limit for row in rows)
         rows = [row[:limit] for row in rows]
         width = bucket(max((len(row) for row in rows), default=1), step)

@@ -174,6 +174,11 @@ class Config:
                 f"train.batch_size is {train.batch_size}; it must be a multiple of parallel.data_replicas x "
                 f"parallel.num_microbatches ({parallel.data_replicas} x {parallel.num_microbatches})"
             )
+        if self.reader.kind == "transformers" and parallel.verify == "shrunk":
+            raise ValueError(
+                "parallel.verify is 'shrunk', but reader.kind is 'transformers', whose model cannot be made smaller "
+                "here; use staged, or full where the whole model fits on one device"
+            )
         moves = train.joint_retriever_scale > 0 and train.documents != "none"
         if parallel.schedule == "zero_bubble" and parallel.pipeline_stages > 1 and moves:
             raise ValueError(

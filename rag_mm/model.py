@@ -12,7 +12,9 @@ from pipeline import BlockProgram
 from pipeline.keyed import seed_of
 from rag_mm.batch import Collator
 from rag_mm.config import Config
+from rag_mm.prompt import PromptCollator
 from rag_mm.reader.fusion import reader_program
+from rag_mm.reader.public import public_tokenizer
 from retriever.build import fresh_encoder
 from retriever.encoder import DualEncoder
 
@@ -64,5 +66,7 @@ def _reader(config: Config, dataset: Dataset) -> BlockProgram:
 
 
 def _collator(config: Config, dataset: Dataset) -> Collator:
+    if config.reader.kind == "transformers":
+        return PromptCollator(public_tokenizer(config.reader), config.data, config.reader)
     patches = (config.data.image_size // config.reader.patch) ** 2
     return Collator(dataset.tokenizer, config.data, num_patches=patches)

@@ -20,7 +20,7 @@ import torch
 from data.dataset import Dataset, Sample
 from data.document_store import Document
 from pipeline.score import score
-from rag_mm.batch import END, document_text
+from rag_mm.batch import document_text
 from rag_mm.config import Config
 from rag_mm.evaluate.candidates import Candidates, read_candidates, training_candidates
 from rag_mm.evaluate.decoding import DecodingConfig
@@ -217,7 +217,7 @@ class Answerer:
         tokens = {text: self._tokens(text) for own in texts for text in own}
         prompt = torch.full((len(samples), 1), self.collator.bos, dtype=torch.int64)
         sums = score(
-            self.layout.reader, context, prompt=prompt, next_inputs=next_inputs,
+            self.layout.reader, context, prompt=prompt, next_inputs=next_inputs(self.layout.reader),
             continuations=[[tokens[text] for text in own] for own in texts],
         )  # fmt: skip
         best = []
@@ -231,7 +231,7 @@ class Answerer:
     def _tokens(self, text: str) -> list[int]:
         """A candidate as the reader would write it, end included, and cut off where the reader would have to stop."""
         if text not in self._candidate_tokens:
-            self._candidate_tokens[text] = self._ids(text + END)
+            self._candidate_tokens[text] = self.collator.answer_ids(text)
         return self._candidate_tokens[text][: self.config.data.max_answer_tokens]
 
     def _truncated(
@@ -257,7 +257,7 @@ class Answerer:
         return [bool(there) and len(self._ids(text)) > limit for text, there in zip(texts, full, strict=True)]
 
     def _ids(self, text: str) -> list[int]:
-        return self.collator.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self.collator.ids([text])[0]
 
     def _text(self, tokens: list[int]) -> str:
         collator = self.collator

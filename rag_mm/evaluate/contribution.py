@@ -20,7 +20,6 @@ import torch
 
 from data.dataset import Sample
 from pipeline.score import score
-from rag_mm.batch import END
 from rag_mm.evaluate.answer import Answerer
 from rag_mm.evaluate.prediction import Prediction
 from rag_mm.reader.generate import next_inputs
@@ -73,10 +72,14 @@ def _likelihoods(answerer: Answerer, pairs: Sequence[tuple[Sample, str, str]]) -
     # The retriever's distribution over one document is 1 whatever its score, so the embeddings do not matter.
     context["query_embedding"] = context["document_embedding"] = torch.zeros(len(pairs), dim)
     limit = answerer.config.data.max_answer_tokens
-    answers = [collator.tokenizer(a + END, add_special_tokens=False)["input_ids"][:limit] for _, _, a in pairs]
+    answers = [collator.answer_ids(a)[:limit] for _, _, a in pairs]
     prompt = torch.full((len(pairs), 1), collator.bos, dtype=torch.int64)
     sums = score(
-        answerer.layout.reader, context, prompt=prompt, next_inputs=next_inputs, continuations=[[a] for a in answers]
+        answerer.layout.reader,
+        context,
+        prompt=prompt,
+        next_inputs=next_inputs(answerer.layout.reader),
+        continuations=[[a] for a in answers],
     )
     return [float(value) for value in sums]
 

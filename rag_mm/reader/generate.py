@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from pipeline import Pipeline
-from pipeline.generate import generate
+from pipeline.adapters import answer_inputs
+from pipeline.generate import NextInputs, generate
 
 
 def decode(
@@ -37,12 +38,14 @@ def decode(
     """
     prompt = torch.full((num_samples, 1), bos, dtype=torch.int64, device=reader.device)
     found = generate(
-        reader, context, prompt=prompt, next_inputs=next_inputs, end=end, max_tokens=max_tokens, num_beams=num_beams,
-        length_penalty=length_penalty, cache=cache,
+        reader, context, prompt=prompt, next_inputs=next_inputs(reader), end=end, max_tokens=max_tokens,
+        num_beams=num_beams, length_penalty=length_penalty, cache=cache,
     )  # fmt: skip
     return found.tokens
 
 
-def next_inputs(tokens: Tensor, past: int) -> dict[str, Tensor]:
+def next_inputs(reader: Pipeline) -> NextInputs:
     """The answer tokens that are not in the caches yet, for `pipeline.generate` and `pipeline.score`."""
-    return {"answer_in": tokens[:, past:]}
+    if "answer_mask" in reader.program.inputs:
+        return answer_inputs
+    return lambda tokens, past: {"answer_in": tokens[:, past:]}
