@@ -10,7 +10,7 @@ from pipeline.config import ParallelConfig
 from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.objectives import ObjectivesConfig
 from rag_mm.reader.config import ReaderConfig
-from retriever.config import IndexConfig, RetrieverConfig
+from retriever.config import IndexConfig, RetrieverConfig, encoder_config
 
 
 @dataclass(frozen=True)
@@ -207,3 +207,13 @@ class Config:
             )
         if self.objectives.contrastive and self.objectives.contrastive_on != "questions" and not train.pair_batch_size:
             raise ValueError("train.pair_batch_size is 0, but objectives.contrastive_on asks for pairs")
+
+    @property
+    def encoder(self) -> RetrieverConfig:
+        """What the dual encoder is made of."""
+        return encoder_config(self.retriever, self.index)
+
+    @property
+    def documents_follow(self) -> bool:
+        """Whether documents are embedded as questions are until the reader joins, and stand still from then on."""
+        return self.index.refresh == "query_side" and self.retriever.towers == "shared"

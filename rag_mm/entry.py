@@ -109,6 +109,11 @@ def _check_before_start(config: Config) -> None:
             f"retriever.k is {config.retriever.k}; the memory holds {len(dataset.store)} documents, "
             "so it must be at most that"
         )
+    if config.train.documents == "retrieved" and config.retriever.rerank > len(dataset.store):
+        fail(
+            f"retriever.rerank is {config.retriever.rerank}; the memory holds {len(dataset.store)} documents, "
+            "so it must be at most that"
+        )
     if config.parallel.plan and not Path(config.parallel.plan).is_file():
         fail(f"parallel.plan is {config.parallel.plan!r}, which is not a file; make one with `python -m pipeline.plan`")
 

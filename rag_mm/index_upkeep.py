@@ -1,13 +1,20 @@
-"""When the memory is embedded anew during training, and which index versions must stay on disk."""
+"""When the memory is embedded anew during training (``index.refresh``), and which index versions stay on disk.
+
+The first version is made between two steps, by all ranks, when the reader joins; what follows depends on the mode. A
+version is taken up before a step begins, never within one, so no batch is searched in two of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rag_mm import checkpoint
 from rag_mm.checkpoint import DamagedCheckpointError
 from rag_mm.config import Config
+from rag_mm.document_side import DocumentSide
 from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
 from rag_mm.saver import Saver
@@ -16,31 +23,66 @@ from rag_mm.towers import Towers
 
 
 class IndexUpkeep:
-    """Refreshes the memory's index, before the steps that search it.
+    """Keeps the memory's index up. Every method is called by all ranks alike.
 
     Args:
         saver: knows the checkpoint that is being written, which names a version too.
+        say: prints a line, on the first rank.
     """
 
     def __init__(
-        self, config: Config, *, memory: Memory, towers: Towers, joint: JointStep, mesh: Mesh, saver: Saver
+        self,
+        config: Config,
+        *,
+        memory: Memory,
+        towers: Towers,
+        joint: JointStep,
+        mesh: Mesh,
+        saver: Saver,
+        say: Callable[[str], None],
     ) -> None:
         self.config, self.memory, self.towers, self.joint = config, memory, towers, joint
-        self.mesh, self.saver = mesh, saver
+        self.mesh, self.saver, self._say = mesh, saver, say
+        self._side = DocumentSide(towers) if config.index.refresh == "query_side" else None
 
     def before_step(self, step: int) -> None:
         """Refresh if it is due."""
+        if self.memory.version is None:
+            if self._side is not None:
+                self._side.catch_up()
+                self._side.stand_still()
+            self._refresh(step)
+        elif self.config.index.refresh == "every_n_steps" and self._is_due(step):
+            self._refresh(step)
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        if self._side is not None:
+            self._side.catch_up()
+        return {"index_version": self.memory.version, "staleness": self.memory.staleness}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint, whose weights are there already."""
+        if state["index_version"] is not None:
+            if self._side is not None:
+                self._side.stand_still()
+            self.memory.load(
+                state["index_version"], staleness=state["staleness"], wait_s=self.config.checkpoint.visible_s,
+                say=self._say,
+            )  # fmt: skip
+
+    def _is_due(self, step: int) -> bool:
+        """Whether a refresh belongs before this step, and something has moved since the last one."""
         every, since = self.config.index.refresh_every_n_steps, step - self.config.train.retriever_steps
-        due = self.memory.version is None or (every > 0 and since % every == 0)
-        if not due or self.memory.version == step:
-            return
-        if self.memory.version is not None and not self.joint.trains_retriever(step):
-            return  # nothing has moved since
-        named = self.named_versions() if self.mesh.is_first else set()
+        due = every > 0 and since % every == 0
+        return due and self.memory.version != step and self.joint.trains_retriever(step)
+
+    def _refresh(self, step: int) -> None:
+        named = self._named_versions() if self.mesh.is_first else set()
         probe = self.joint.probe(step)
         self.memory.refresh(self.towers, step=step, probe_BE=probe, k=self.config.retriever.k, named=named)
 
-    def named_versions(self) -> set[int]:
+    def _named_versions(self) -> set[int]:
         """Index versions that checkpoints name, the one being written as well."""
         run_dir = Path(self.config.run_dir)
         states = [self.saver.pending_state or {"index_version": None}]

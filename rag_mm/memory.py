@@ -1,12 +1,13 @@
 """The memory during training: the document store and the index version that searches run on.
 
-The index is embedded anew every ``index.refresh_every_n_steps`` steps with the current retriever, each rank
-its share of the documents, and published in the run folder under the step's number, so that a resumed run
-searches the very version the interrupted one did.
+A version has the number of the step whose weights embedded it and lies in the run folder, so that a resumed run
+searches the very version the interrupted one did. Only the first rank holds it and searches; the others get what it
+found.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor
@@ -17,13 +18,14 @@ from rag_mm.towers import Towers
 from retriever import index as index_files
 from retriever.embed import embed_documents, make_manifest
 from retriever.index import Index
+from retriever.shared_disk import patiently
 
 
 class Memory:
     """Search and fetch.
 
     Attributes:
-        version: step at which the current index version was embedded, None before the first.
+        version: step whose weights the current index version was embedded with, None before the first.
         staleness: at the last refresh, the share of the k documents found for the same queries that the new
             version finds differently from the old one (None before there were two).
     """
@@ -45,13 +47,13 @@ class Memory:
         self._index: Index | None = None
 
     def refresh(self, towers: Towers, *, step: int, probe_BE: Tensor | None, k: int, named: set[int]) -> None:
-        """Embed the whole memory with the towers and search it from now on.
+        """Embed the whole memory with the towers, each rank its share, and search it from now on (a collective).
 
         Args:
             probe_BE: queries on which old and new version are compared.
             named: versions that checkpoints name and that must be kept.
         """
-        old, ids = self._index, self.store.ids
+        ids = self.store.ids
         part = embed_documents(
             towers.encoder,
             self.store,
@@ -60,18 +62,24 @@ class Memory:
             batch_size=self.batch_size,
             embed=towers.embed_share,
         )
-        embedding = towers.join(part, len(ids))
+        embedding, weights = towers.join(part, len(ids)), towers.weights_hash()
         self.count_damaged()
-        manifest = make_manifest(towers.encoder, self.store, image_size=self.image_size, weights=towers.weights_hash())
-        self._index = Index.from_embeddings(embedding, ids, manifest)
-        self.version = step
-        if self.mesh.is_first:
-            self._index.publish(self.directory, version=step)
-            index_files.prune(self.directory, keep=self.keep, named=named | {step})
-        if old is not None and probe_BE is not None:
-            before, after = old.search(probe_BE, k=k)[0], self._index.search(probe_BE, k=k)[0]
-            changed = sum(len(set(a) - set(b)) for a, b in zip(after, before, strict=True))
-            self.staleness = changed / (k * len(before))
+
+        def publish() -> Index:
+            manifest = make_manifest(towers.encoder, self.store, image_size=self.image_size, weights=weights)
+            new = Index.from_embeddings(embedding, ids, manifest)
+            new.publish(self.directory, version=step)
+            return new
+
+        self._take(step, publish, probe_BE=probe_BE, k=k, named=named)
+
+    def adopt(self, version: int, *, probe_BE: Tensor | None, k: int, named: set[int]) -> None:
+        """Search a version that was published beside the steps, from now on (a collective).
+
+        Raises:
+            ValueError: on every rank, if it is not whole, or of another store.
+        """
+        self._take(version, lambda: self._loaded(version), probe_BE=probe_BE, k=k, named=named)
 
     def count_damaged(self) -> None:
         """After the ranks have read the whole memory together: what one found to be damaged counts on all."""
@@ -80,20 +88,75 @@ class Memory:
                 self.store.condemn(name, problem)
         self.store.bad.count_all()
 
-    def load(self, version: int, *, staleness: float | None) -> None:
-        """Go on with a version that was published earlier, and what was said of it then."""
-        self._index = index_files.load(self.directory, version=version)
-        store = self._index.manifest.store
-        if store != self.store.fingerprint:
-            raise ValueError(f"the index at {self.directory} is of another store ({store[:12]})")
+    def load(
+        self,
+        version: int,
+        *,
+        staleness: float | None,
+        wait_s: float = 0.0,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Go on with a version that was published earlier, and what was said of it then (a collective).
+
+        Args:
+            wait_s: longest wait until its files are seen, which may be late on a disk that machines share.
+            say: told that this waits.
+
+        Raises:
+            ValueError: on every rank, if it is damaged, or of another store.
+            OSError: on every rank, if it cannot be read.
+        """
+        folder = self.directory / "versions" / str(version)
+        self._index = self._on_first(
+            lambda: patiently(lambda: self._loaded(version), folder=folder, limit_s=wait_s, say=say)
+        )
         self.version, self.staleness = version, staleness
 
     def search(self, query_BE: Tensor, *, k: int) -> tuple[list[list[str]], Tensor]:
-        """Ids of the k best documents and the index's scores (B, k); the same on every rank (rank 0's)."""
-        assert self._index is not None, "search before the first refresh"
-        found = self._index.search(query_BE, k=k) if self.mesh.is_first else None
-        return self.mesh.broadcast(found)
+        """Ids of the k best documents and the index's scores (B, k); the same on every rank (the first one's)."""
+        assert self.version is not None, "search before the first refresh"
+        found = None
+        if self._index is not None:
+            found = (*self._index.search(query_BE, k=k), self.version)
+        ids, score, version = self.mesh.broadcast(found)
+        assert version == self.version, f"this rank is at index version {self.version}, the first one at {version}"
+        return ids, score
 
     def fetch(self, ids: list[str]) -> list[Document]:
         """Documents by id, without what is damaged of them."""
         return self.store.read(ids)
+
+    def _take(
+        self, version: int, make: Callable[[], Index], *, probe_BE: Tensor | None, k: int, named: set[int]
+    ) -> None:
+        """Search what ``make`` gives on the first rank; says how much it differs, and deletes what is not needed."""
+        old, new = self._index, self._on_first(make)
+        changed: float | None = self.staleness
+        if new is not None:
+            index_files.prune(self.directory, keep=self.keep, named=named | {version})
+            if old is not None and probe_BE is not None:
+                before, after = old.search(probe_BE, k=k)[0], new.search(probe_BE, k=k)[0]
+                pairs = zip(after, before, strict=True)
+                changed = sum(len(set(a) - set(b)) for a, b in pairs) / (k * len(before))
+        self.staleness = self.mesh.broadcast(changed)
+        self._index, self.version = new, version
+
+    def _on_first(self, make: Callable[[], Index]) -> Index | None:
+        """An index on the first rank, None on the others; what is wrong with it is raised on all."""
+        index, problem = None, None
+        if self.mesh.is_first:
+            try:
+                index = make()
+            except (OSError, ValueError) as error:
+                problem = error
+        problem = self.mesh.broadcast(problem)
+        if problem is not None:
+            raise problem
+        return index
+
+    def _loaded(self, version: int) -> Index:
+        index = index_files.load(self.directory, version=version)
+        store = index.manifest.store
+        if store != self.store.fingerprint:
+            raise ValueError(f"the index at {self.directory} is of another store ({store[:12]})")
+        return index

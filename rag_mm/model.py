@@ -29,11 +29,18 @@ class Model:
 
 
 def build_model(config: Config, dataset: Dataset) -> Model:
-    """Build everything from the seed; the trigram gates start at the idf of titles and training questions."""
+    """Build everything from the seed; the trigram gates start at the idf of titles and training questions.
+
+    The documents' own side of ``index.refresh: query_side`` is not trained and not used yet: it follows the questions'
+    until the first index is made.
+    """
     encoder = fresh_encoder(
-        config.retriever, dataset, image_size=config.data.image_size, seed=config.train.seed,
+        config.encoder, dataset, image_size=config.data.image_size, seed=config.train.seed,
         image_transform=config.data.image_transform,
     )  # fmt: skip
+    if config.documents_follow:
+        encoder.documents_follow = True
+        encoder.freeze("document")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of("reader", config.train.seed) % 2**63)
         reader = _reader(config, dataset)
@@ -43,7 +50,7 @@ def build_model(config: Config, dataset: Dataset) -> Model:
 def empty_model(config: Config, dataset: Dataset) -> Model:
     """The same modules as meta tensors, without memory, for weights that come from a checkpoint."""
     encoder = DualEncoder.empty(
-        config.retriever, image_size=config.data.image_size, image_transform=config.data.image_transform
+        config.encoder, image_size=config.data.image_size, image_transform=config.data.image_transform
     )
     with torch.device("meta"):
         reader = _reader(config, dataset)

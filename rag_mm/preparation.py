@@ -9,6 +9,7 @@ Shapes: B questions, F pairs, Q = B + F queries, U unique documents, k documents
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,6 +26,7 @@ from rag_mm.mesh import Mesh
 from rag_mm.prepared import Prepared
 from rag_mm.queries import QueryBatch, joined, step_pictures, without_pictures
 from rag_mm.renaming import Renaming
+from rag_mm.reranking import rerank
 from rag_mm.towers import Towers, embed_all
 from rag_mm.training_batches import TrainingBatches
 from retriever.embed import embed_documents
@@ -59,21 +61,36 @@ class Preparation(TrainingBatches):
         started = time.perf_counter()
         taken = self._take(step)
         samples, queries = taken.samples, self._embedded(taken.features)
+        retriever, version = self.config.retriever, None
         ids: list[list[str]] = [[] for _ in samples]
         searched = torch.zeros(len(samples), 0)
         if self.reads(step):
             if self.config.train.documents == "retrieved":
-                ids, searched = self.memory.search(queries.embedding[: len(samples)], k=self.config.retriever.k)
+                version = self.memory.version
+                ids, searched = self.memory.search(queries.embedding[: len(samples)], k=retriever.rerank or retriever.k)
             elif self.config.train.documents == "gold":
                 ids = [[sample.subject or self.memory.store.ids[0]] for sample in samples]
-        retrieve_s = time.perf_counter() - started
+        retrieve_s, started = time.perf_counter() - started, time.perf_counter()
+        if searched.numel() and retriever.rerank:
+            query_BE = queries.embedding[: len(samples)]
+            ids, searched = rerank(query_BE, (ids, searched), k=retriever.k, embed=self._embedded_now)
+        rerank_s = time.perf_counter() - started
         prepared = self._assemble(step, taken, queries, ids, reads=self.reads(step))
-        prepared.retrieve_s = retrieve_s
+        assert self.memory.version == version or version is None, "an index was taken up within a step"
+        prepared.index_version, prepared.retrieve_s, prepared.rerank_s = version, retrieve_s, rerank_s
         if prepared.reader and step - self.config.train.retriever_steps < self.config.train.distill_after:
             prepared.reader["distill_weight"] = torch.zeros(len(samples))
         if searched.numel() and step % DRIFT_EVERY == 0:
             prepared.drift = self._drift(queries.embedding[: len(samples)], ids, searched)
         return prepared
+
+    def _embedded_now(self, names: Sequence[str]) -> Tensor:
+        """Current embeddings (len(names), E) of documents as the index holds them, on every rank, which share them."""
+        part = embed_documents(
+            self.encoder, self.memory.store, [names[i] for i in self.towers.share(len(names)).tolist()],
+            image_size=self.memory.image_size, batch_size=self.memory.batch_size, embed=self.towers.embed_share,
+        )  # fmt: skip
+        return self.towers.join(part, len(names))
 
     def _drift(self, query_BE: Tensor, ids: list[list[str]], searched_Bk: Tensor) -> float:
         """How far the scores of what was found have moved since the index was made (pictures unchanged)."""
@@ -109,11 +126,7 @@ class Preparation(TrainingBatches):
             prepared = self.example()
             return prepared.read if prepared.read.numel() else torch.zeros(len(prepared.samples), dtype=torch.int64)
         ids = self.memory.store.ids[:: -(-len(self.memory.store) // most)]
-        part = embed_documents(
-            self.encoder, self.memory.store, [ids[i] for i in self.towers.share(len(ids)).tolist()],
-            image_size=self.memory.image_size, batch_size=self.memory.batch_size, embed=self.towers.embed_share,
-        )  # fmt: skip
-        score = self.probe(first) @ self.towers.join(part, len(ids)).T
+        score = self.probe(first) @ self._embedded_now(ids).T
         return score.topk(min(self.config.retriever.k, len(ids)), dim=1).indices.flatten()
 
     def probe(self, step: int) -> Tensor:

@@ -26,7 +26,8 @@ class Prepared:
         reader: the reader's batch of all B questions; empty in steps without a reader.
         drift: mean change of the retrieved documents' scores since the index was made; every few steps
             (`rag_mm.preparation.DRIFT_EVERY`).
-        retrieve_s: seconds that embedding queries and search took.
+        index_version: that was searched, None where nothing was.
+        retrieve_s, rerank_s: seconds that embedding queries and search took, and embedding what was found anew.
     """
 
     step: int
@@ -41,7 +42,9 @@ class Prepared:
     contrastive_weight: Tensor
     reader: dict[str, Tensor] = field(default_factory=dict)
     drift: float | None = None
+    index_version: int | None = None
     retrieve_s: float = 0.0
+    rerank_s: float = 0.0
 
 
 @dataclass

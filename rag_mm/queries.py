@@ -82,7 +82,7 @@ class Queries:
     ) -> None:
         self.config, self.questions, self.pairs = config, questions, pairs
         self.usable_pairs, self.streams, self.values, self.role = usable_pairs, streams, values, role
-        self.featurizer = featurizer or Featurizer(config.retriever)
+        self.featurizer = featurizer or Featurizer(config.encoder)
         self._announcers: dict[Name, Announcer] = {}
 
     def samples(self, step: int) -> tuple[list[Sample], list[Pair]]:

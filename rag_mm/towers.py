@@ -22,7 +22,7 @@ from pipeline.hoist import Tower
 from pipeline.padding import pad_batch
 from rag_mm.mesh import Mesh
 from rag_mm.tower_program import EMBEDDING, tower_program
-from retriever.embed import combined_hash, tensor_hashes
+from retriever.embed import document_hash, tensor_hashes
 from retriever.encoder import DualEncoder, EncoderSide, Features, rows
 
 ROW_BUCKET, TRIGRAM_BUCKET = 32, 16  # few shapes: each has buffers of its own
@@ -68,7 +68,7 @@ class Towers(Protocol):
         ...
 
     def weights_hash(self) -> str:
-        """Of all weights, the same on every rank (a collective where they are spread)."""
+        """Of the weights that documents are embedded with, the same on every rank (a collective where spread)."""
         ...
 
 
@@ -113,7 +113,7 @@ class DealtTowers:
         """Nothing: all of it is needed here."""
 
     def weights_hash(self) -> str:
-        return combined_hash(tensor_hashes(self.encoder.state_dict()))
+        return document_hash(tensor_hashes(self.encoder.state_dict()))
 
 
 class PipedTowers:
@@ -186,4 +186,4 @@ class PipedTowers:
 
     def weights_hash(self) -> str:
         gathered = self.mesh.gather(tensor_hashes(self.tensors_here()))
-        return combined_hash({name: digest for hashes in gathered for name, digest in hashes.items()})
+        return document_hash({name: digest for hashes in gathered for name, digest in hashes.items()})

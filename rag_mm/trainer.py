@@ -23,6 +23,7 @@ from rag_mm.bad_samples import BadSamples
 from rag_mm.bad_steps import BadSteps, BadStepsFile
 from rag_mm.code_version import code_version
 from rag_mm.config import Config
+from rag_mm.document_side import DocumentSide
 from rag_mm.index_upkeep import IndexUpkeep
 from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
@@ -35,7 +36,6 @@ from rag_mm.run_plans import RunPlans
 from rag_mm.same_run import check_same_run
 from rag_mm.saving import Saving
 from rag_mm.step import JointStep
-from retriever.shared_disk import patiently
 
 
 class Trainer:
@@ -81,8 +81,9 @@ class Trainer:
         self.optimizer = Optimizer(config.train, self.towers, self.pipeline, self.vision, self.mesh)
         self.saving = Saving(self.run_dir, self.mesh, config.checkpoint, contents=self._contents, say=self._say)
         self.upkeep = IndexUpkeep(
-            config, memory=self.memory, towers=self.towers, joint=self.joint, mesh=self.mesh, saver=self.saving.saver
-        )
+            config, memory=self.memory, towers=self.towers, joint=self.joint, mesh=self.mesh, saver=self.saving.saver,
+            say=self._say,
+        )  # fmt: skip
         self.code = code_version()
         self.window = Window()
         self.step = 0
@@ -121,7 +122,8 @@ class Trainer:
     def _prove(self) -> None:
         """Before step 1 and with the untrained weights, which every rank still has whole."""
         started = time.perf_counter()
-        line = prove(self.config, self.joint, self.joint.example(), self.pipeline, self.vision)
+        with DocumentSide(self.towers).apart():
+            line = prove(self.config, self.joint, self.joint.example(), self.pipeline, self.vision)
         self._say(f"{line} ({time.perf_counter() - started:.1f} s)")
 
     def _say(self, line: str) -> None:
@@ -136,31 +138,8 @@ class Trainer:
         self.step = state["step"]
         self.joint.streams.go_on(self.step, state["cursors"])
         self.bad_steps.load(state["bad_steps"])
-        if state["index_version"] is not None:
-            self._load_index(state["index_version"], staleness=state["staleness"])
+        self.upkeep.load(state)
         self._say(f"resumed from step {self.step} of {self.run_dir}")
-
-    def _load_index(self, version: int, *, staleness: float | None) -> None:
-        """The version that a checkpoint names, which may become visible late.
-
-        Raises:
-            ValueError: on every rank, if one of them finds it damaged; names it.
-            OSError: on every rank, if one of them cannot read it.
-        """
-        problem: ValueError | OSError | None = None
-        try:
-            patiently(
-                lambda: self.memory.load(version, staleness=staleness),
-                folder=self.memory.directory / "versions" / str(version),
-                limit_s=self.config.checkpoint.visible_s,
-                say=self._say,
-            )
-        except (ValueError, OSError) as error:
-            text = f"rank {self.mesh.rank}: {error}" if self.mesh.size > 1 else str(error)
-            problem = OSError(text) if isinstance(error, OSError) else ValueError(text)
-        for found in self.mesh.gather(problem):
-            if found is not None:
-                raise found
 
     def open_files(self) -> None:
         """Cut the run's files back to the step that it goes on from.
@@ -193,8 +172,7 @@ class Trainer:
         """What a checkpoint of the current step holds."""
         self.pipeline.check_ties()
         state = {
-            "index_version": self.memory.version,
-            "staleness": self.memory.staleness,
+            **self.upkeep.state(),
             "bad_steps": self.bad_steps.state(),
             "plan_hash": self.pipeline.plan.hash,
             "data_fingerprint": self.dataset.fingerprint,
@@ -302,11 +280,12 @@ class Trainer:
             "token_accuracy": outcome.accuracy,
             "score_entropy": outcome.score_entropy,
             "staleness": {"changed_at_refresh": self.memory.staleness, "score_drift": prepared.drift},
-            "index_version": self.memory.version,
+            "index_version": prepared.index_version,
             "time_s": {
                 "refresh": refreshed - started,
                 "retrieve": prepared.retrieve_s,
-                "fetch": fetched - refreshed - prepared.retrieve_s,
+                "rerank": prepared.rerank_s,
+                "fetch": fetched - refreshed - prepared.retrieve_s - prepared.rerank_s,
                 "forward_backward": computed - fetched,
                 "update": done - computed,
                 "checkpoint": waited,

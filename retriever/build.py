@@ -27,7 +27,7 @@ from data.command_line import fail, parse
 from data.config import DataConfig
 from data.dataset import Dataset
 from retriever import index as index_files
-from retriever.config import IndexConfig, RetrieverConfig
+from retriever.config import IndexConfig, RetrieverConfig, encoder_config
 from retriever.embed import embed_documents, make_manifest
 from retriever.encoder import DualEncoder
 from retriever.index import Index, Manifest
@@ -186,8 +186,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         dataset = Dataset.of(config.data)
         encoder = fresh_encoder(
-            config.retriever, dataset, image_size=config.data.image_size, seed=config.train.seed,
-            image_transform=config.data.image_transform, weights=not config.index.checkpoint,
+            encoder_config(config.retriever, config.index), dataset, image_size=config.data.image_size,
+            seed=config.train.seed, image_transform=config.data.image_transform, weights=not config.index.checkpoint,
         )  # fmt: skip
         if config.index.checkpoint:
             load_weights(encoder, config.index.checkpoint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 NO_TOWER = "none"
@@ -19,6 +19,8 @@ class RetrieverConfig:
 
     Attributes:
         k: documents that every question reads.
+        rerank: documents that the index proposes for a question in training; they are embedded anew with the current
+            weights and the best k of them are read (0: the index's own best k).
         text: kind of text tower: trigrams (from scratch), transformers (a local folder), open_clip, none, or
             package.module:Class.
         image: kind of picture tower: small (from scratch), timm, open_clip, none, or package.module:Class.
@@ -53,6 +55,7 @@ class RetrieverConfig:
     """
 
     k: int = 2
+    rerank: int = 0
     text: str = "trigrams"
     image: str = "small"
     text_model: str = ""
@@ -86,6 +89,11 @@ class RetrieverConfig:
             raise ValueError(f"retriever.text_max_tokens is {self.text_max_tokens}; it must be at least 3")
         if self.image_side < 0:
             raise ValueError(f"retriever.image_side is {self.image_side}; it must be 0 or more")
+        if self.rerank and self.rerank < self.k:
+            raise ValueError(
+                f"retriever.rerank is {self.rerank}, but retriever.k is {self.k}; propose at least as many documents "
+                "as are read, or 0 to read the index's own best"
+            )
         if self.shared_dim < 0:
             raise ValueError(f"retriever.shared_dim is {self.shared_dim}; it must be 0 or more")
         if self.shared_dim and self.fusion == "blocks":
@@ -135,14 +143,24 @@ class IndexConfig:
         dir: index folder that ``python -m retriever.build`` writes; training keeps its own in the run folder.
         checkpoint: training checkpoint whose retriever embeds the documents; empty: the untrained one.
         batch_size: documents embedded at once.
-        refresh_every_n_steps: training embeds the whole memory anew after this many steps; 0: never.
+        refresh: how the index follows the training of the documents' tower: never (none: it is made once, when the
+            reader joins, and ages), by freezing that tower from then on (query_side: it cannot age; shared towers are
+            copied first), by embedding the whole memory anew between two steps (every_n_steps), or in a process beside
+            them (async).
+        refresh_every_n_steps: steps between two refreshes of every_n_steps (0: never) and async.
+        refresh_lag: steps that an async refresh has to finish; at most refresh_every_n_steps.
+        adopt: search an async refresh exactly refresh_lag steps after it began, waiting where it is late, so that a
+            run repeats bit for bit (exact), or as soon as it is done, whenever that is (when_ready).
         keep_versions: published versions kept besides those that a checkpoint names.
     """
 
     dir: str = "runs/index"
     checkpoint: str = ""
     batch_size: int = 256
+    refresh: Literal["none", "query_side", "every_n_steps", "async"] = "every_n_steps"
     refresh_every_n_steps: int = 100
+    refresh_lag: int = 20
+    adopt: Literal["exact", "when_ready"] = "exact"
     keep_versions: int = 2
 
     def __post_init__(self) -> None:
@@ -150,5 +168,20 @@ class IndexConfig:
             raise ValueError(f"index.batch_size is {self.batch_size}; it must be at least 1")
         if self.refresh_every_n_steps < 0:
             raise ValueError(f"index.refresh_every_n_steps is {self.refresh_every_n_steps}; 0 (never) or more")
+        if self.refresh == "async" and not self.refresh_every_n_steps:
+            raise ValueError(
+                "index.refresh_every_n_steps is 0, but index.refresh is 'async'; say how often, or set it to 'none'"
+            )
+        in_time = 1 <= self.refresh_lag <= self.refresh_every_n_steps
+        if self.refresh == "async" and self.adopt == "exact" and not in_time:
+            raise ValueError(
+                f"index.refresh_lag is {self.refresh_lag}; it must be between 1 and index.refresh_every_n_steps "
+                f"({self.refresh_every_n_steps}), since one refresh runs at a time"
+            )
         if self.keep_versions < 1:
             raise ValueError(f"index.keep_versions is {self.keep_versions}; it must be at least 1")
+
+
+def encoder_config(retriever: RetrieverConfig, index: IndexConfig) -> RetrieverConfig:
+    """What the dual encoder is made of: the documents of ``index.refresh: query_side`` have a side of their own."""
+    return replace(retriever, towers="separate") if index.refresh == "query_side" else retriever

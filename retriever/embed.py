@@ -16,6 +16,8 @@ from data.transforms import SQUARE
 from retriever.encoder import DualEncoder
 from retriever.index import Manifest
 
+DOCUMENT = "document."  # begins the names of the weights of the documents' own side
+
 
 def pictures(
     pngs: Sequence[bytes | None], size: int, *, transform: str = SQUARE, broken: dict[int, str] | None = None
@@ -125,6 +127,12 @@ def combined_hash(hashes: Mapping[str, str]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+def document_hash(hashes: Mapping[str, str]) -> str:
+    """The same over the weights that documents are embedded with: those of their own side, if they have one."""
+    own = {name: digest for name, digest in hashes.items() if name.startswith(DOCUMENT)}
+    return combined_hash(own or hashes)
+
+
 def weights_hash(encoder: DualEncoder) -> str:
     """16 hex digits over all weights by name."""
     return combined_hash(tensor_hashes(encoder.state_dict()))
@@ -133,10 +141,10 @@ def weights_hash(encoder: DualEncoder) -> str:
 def make_manifest(
     encoder: DualEncoder, store: DocumentStore, *, image_size: int, weights: str | None = None
 ) -> Manifest:
-    """What an index of this store by this encoder says of itself; ``weights`` where the hash is known already."""
+    """What an index of this store by this encoder says of itself; ``weights`` where the documents' hash is known."""
     return Manifest(
         encoder=architecture(encoder, image_size=image_size),
-        weights=weights_hash(encoder) if weights is None else weights,
+        weights=document_hash(tensor_hashes(encoder.state_dict())) if weights is None else weights,
         store=store.fingerprint,
         num_edits=store.num_edits,
         dim=encoder.dim,

@@ -67,6 +67,7 @@ class DualEncoder(EncoderSide):
 
     Attributes:
         document: the documents' own side, None where the sides are one.
+        documents_follow: embed documents with the questions' side for now, although they have one of their own.
         log_scale: the contrastive objective's own learned scale (inverse temperature); nothing else uses it.
         featurizer: makes the features that ``forward`` takes.
 
@@ -89,7 +90,7 @@ class DualEncoder(EncoderSide):
         self.config, self.image_transform, self.featurizer = config, image_transform, featurizer
         self._pictures = pictures
         self.log_scale = nn.Parameter(torch.tensor(math.log(14.0)))
-        self.document = None
+        self.document, self.documents_follow = None, False
         if config.towers == "separate":
             self.separate()
         self.freeze(config.freeze)
@@ -132,7 +133,7 @@ class DualEncoder(EncoderSide):
         Raises:
             ValueError: if there are two, and rows are of both or do not say.
         """
-        if self.document is None:
+        if self.document is None or self.documents_follow:
             return self
         if IS_DOCUMENT not in features:
             raise ValueError("documents have a side of their own, but these rows do not say whether they are documents")

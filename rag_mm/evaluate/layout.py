@@ -28,7 +28,7 @@ from rag_mm.mesh import Mesh
 from rag_mm.model import Model
 from rag_mm.reader.fusion import answering_program
 from rag_mm.tower_program import EMBEDDING, tower_program
-from retriever.embed import combined_hash, stored_features, tensor_hashes
+from retriever.embed import combined_hash, document_hash, stored_features, tensor_hashes
 from retriever.encoder import DualEncoder, EncoderSide, Features
 
 
@@ -120,10 +120,17 @@ class Layout:
 
     def weights_hash(self) -> str:
         """Of the retriever's weights, the same on every rank (a collective where they are spread)."""
+        return combined_hash(self._hashes())
+
+    def document_hash(self) -> str:
+        """Of the weights that documents are embedded with (a collective where they are spread)."""
+        return document_hash(self._hashes())
+
+    def _hashes(self) -> dict[str, str]:
         hashes = tensor_hashes(self._encoder_here)
-        if self._towers:
-            hashes = {name: digest for theirs in self.mesh.gather(hashes) for name, digest in theirs.items()}
-        return combined_hash(hashes)
+        if not self._towers:
+            return hashes
+        return {name: digest for theirs in self.mesh.gather(hashes) for name, digest in theirs.items()}
 
     @torch.no_grad()
     def embed(self, features: Features) -> Tensor:

@@ -48,7 +48,7 @@ class Run:
         layout, config = self.layout, self.config
         where = directory or self.directory / "index-eval"
         how: dict[str, Any] = {"image_size": config.data.image_size, "batch_size": config.index.batch_size}
-        weights, store = layout.weights_hash(), self.dataset.store
+        weights, store = layout.document_hash(), self.dataset.store
         if not layout.mesh.is_first:
             layout.embed_documents(store, None, **how)
             layout.mesh.barrier()

@@ -1,0 +1,62 @@
+"""One batch is searched in one index version, the same on every rank; what is wrong with a version, every rank says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.distributed import run_on_ranks
+from tests.rag_mm.joint_setup import build, config, prepare
+
+
+def test_an_index_that_is_taken_up_within_a_step_is_an_error(
+    factbook_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    joint, _ = build(config(factbook_dir), tmp_path)
+    prepared = prepare(joint)
+    assert prepared.index_version == 0
+    fetch = joint.memory.fetch
+
+    def refreshed_between(ids: list[str]):  # type: ignore[no-untyped-def]
+        joint.memory.refresh(joint.towers, step=1, probe_BE=None, k=3, named=set())
+        return fetch(ids)
+
+    monkeypatch.setattr(joint.memory, "fetch", refreshed_between)
+    with pytest.raises(AssertionError, match="within a step"):
+        joint.prepare(1)
+
+
+def _mixed(directory: Path, run_dir: Path) -> str:
+    joint, _ = build(config(directory, ranks=2), run_dir)
+    prepare(joint)
+    if not joint.mesh.is_first:
+        joint.memory.version = 7
+    try:
+        joint.memory.search(torch.zeros(1, joint.encoder.dim), k=1)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_at_two_versions_notice(factbook_dir: Path, tmp_path: Path):
+    assert run_on_ranks(_mixed, 2, factbook_dir, tmp_path) == [
+        "",
+        "this rank is at index version 7, the first one at 0",
+    ]
+
+
+def _damaged(directory: Path, run_dir: Path) -> str:
+    joint, _ = build(config(directory, ranks=2), run_dir)
+    prepare(joint)
+    if joint.mesh.is_first:
+        (run_dir / "versions" / "0" / "manifest.json").write_text("{}")
+    with pytest.raises(ValueError, match="damaged") as error:
+        joint.memory.load(0, staleness=None)
+    return str(error.value)
+
+
+def test_a_damaged_version_is_said_on_every_rank(factbook_dir: Path, tmp_path: Path):
+    one, other = run_on_ranks(_damaged, 2, factbook_dir, tmp_path)
+    assert one == other and "manifest.json is damaged" in one
