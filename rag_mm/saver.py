@@ -28,6 +28,7 @@ from torch import Tensor
 
 from rag_mm.checkpoint import checkpoint_dir, list_steps, read_state
 from rag_mm.config import CheckpointConfig
+from rag_mm.disk_advice import STILL_WRITING
 from rag_mm.mesh import Mesh
 from rag_mm.retention import Kept, retained
 from retriever import checkpoint_files as files
@@ -161,7 +162,8 @@ class Saver:
             return
         if waiting:
             who = f"rank {waiting[0]} was" if len(waiting) == 1 else f"ranks {', '.join(map(str, waiting))} were"
-            self._end(f"{who} still writing it after {min(limits):g} s")
+            limit_s = min(limits)
+            self._end(f"{who} {STILL_WRITING} after {limit_s:.{0 if limit_s > 1 else 2}f} s")
             return
         problem = next((problem for outcome, _ in results if outcome for problem, _ in [outcome] if problem), "")
         if pending.sealing or problem:

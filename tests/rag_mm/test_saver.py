@@ -68,7 +68,7 @@ def test_an_interrupted_run_waits_for_its_checkpoint_only_so_long(tmp_path: Path
     saver = Saver(tmp_path, alone(), CheckpointConfig())
     saver.begin(4, tensors(), {})
     saver.finish(limit_s=0.05)
-    assert saver.problem == "rank 0 was still writing it after 0.05 s"
+    assert saver.problem == "rank 0 was still writing the checkpoint after 0.05 s"
     assert checkpoint.list_steps(tmp_path) == []
     may_end.set()
     saver.close()
@@ -206,8 +206,8 @@ def fail_on_one(folder: str, broken: int, where: str) -> tuple[str | None, str |
         (0, ".safetensors", "No space left"),
         (1, ".safetensors", "No space left"),
         (0, "state.json", "No space left"),
-        (1, "late", "ranks 0, 1 were still writing it after 0.3 s"),
-        (0, "late", "0, 1 were still writing it after 0.3 s"),
+        (1, "late", "ranks 0, 1 were still writing the checkpoint after 0.30 s"),
+        (0, "late", "0, 1 were still writing the checkpoint after 0.30 s"),
     ],
 )
 def test_ranks_agree_that_one_failed_and_the_next_is_there(broken: int, where: str, said: str, tmp_path: Path):

@@ -13,11 +13,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from data.prepare import main as prepare
 from rag_mm import checkpoint
+from rag_mm.config import CheckpointConfig
+from rag_mm.disk_advice import advice
+from rag_mm.mesh import Mesh
 from rag_mm.metrics import MetricsWriter, read_metrics
+from rag_mm.saver import Saver
 from retriever import index as index_files
+from tests.reliability.small_runs import TWO, start
 from tests.retriever.test_index import make
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +126,55 @@ def test_a_run_whose_disk_fills_keeps_its_checkpoint_and_goes_on_from_it(factboo
     again = train(factbook_dir, run, "--train.steps", "12")
     assert again.returncode == 0 and "resumed from step 6" in again.stderr
     assert [line["step"] for line in read_metrics(run)] == list(range(1, 13))
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_amid_a_save_of_two_ranks(factbook_dir: Path, disk: Callable[..., Path]):
+    """Both find that it failed, neither hangs, the one before stays; the next is there once there is room."""
+    options = (*TWO, "--train.steps", "60", "--checkpoint.every_n_steps", "2", "--checkpoint.keep", "1")
+    run = start(factbook_dir, disk(1 << 16) / "run", *options)
+    run.wait_until(lambda: bool(checkpoint.list_steps(run.folder)))
+    (size,) = {sum(p.stat().st_size for p in f.iterdir()) for f in [newest(run.folder)]}
+    filler = fill(run.folder.parent)
+    os.truncate(filler, filler.stat().st_size - size // 2)  # half of one fits
+    run.wait_until(lambda: "A CHECKPOINT COULD NOT BE WRITTEN" in run.said)
+    kept = checkpoint.newest_usable(run.folder)
+    assert kept[0] is not None and kept[1] == []
+    assert "No space left on device" in run.said and "make room there" in run.said
+    filler.unlink()
+    assert run.end() == 0, run.said
+    assert "Traceback" not in run.said
+    assert checkpoint.newest_usable(run.folder) == (60, [])
+    assert [line["step"] for line in read_metrics(run.folder)] == list(range(1, 61))
+
+
+def newest(run: Path) -> Path:
+    return checkpoint.checkpoint_dir(run, checkpoint.list_steps(run)[-1])
+
+
+def test_a_disk_that_becomes_read_only_takes_nothing_away(disk: Callable[..., Path]):
+    folder = disk(1 << 14)
+    tensors = {"reader.a": torch.arange(6.0)}
+    saver = Saver(folder, Mesh(num_stages=1, num_replicas=1), CheckpointConfig())
+    saver.write(2, tensors, {})
+    index, _ = make(200, 64)
+    index.publish(folder / "index")
+    disk(0, "ro")
+    saver.begin(4, tensors, {})
+    saver.finish()
+    assert saver.problem is not None and "Read-only" in saver.problem
+    assert "mount it for writing" in advice(saver.problem, folder)
+    with pytest.raises(OSError, match="Read-only"):
+        index.publish(folder / "index")
+    with pytest.raises(OSError, match="Read-only"):
+        MetricsWriter(folder, start_step=0)
+    assert checkpoint.newest_usable(folder) == (2, [])
+    assert index_files.load(folder / "index").ids == index.ids
+    disk(0, "rw")
+    saver.begin(6, tensors, {})
+    saver.finish()
+    saver.close()
+    assert saver.problem is None and checkpoint.newest_usable(folder) == (6, [])
 
 
 def test_a_run_folder_that_cannot_be_written_is_said_before_training(factbook_dir: Path, disk: Callable[..., Path]):
