@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import resource
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +43,8 @@ class MetricsWriter:
         self._file = LineFile(run_dir / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         self.path = self._file.path
         self.events_problem: str | None = None
+        self._hook = threading.excepthook
+        threading.excepthook = self._unless_of_events
         self._events = SummaryWriter(str(run_dir / "events"), purge_step=start_step + 1 if start_step else None)
 
     @property
@@ -59,6 +62,11 @@ class MetricsWriter:
                         self._events.add_scalar(name, value, record["step"])
             except OSError as error:  # of the thread that writes them, some steps ago
                 self.events_problem = str(error)
+
+    def _unless_of_events(self, what: threading.ExceptHookArgs) -> None:
+        """Leave out the trace of TensorBoard's thread on a full disk: `write` finds its error and says it."""
+        if not (issubclass(what.exc_type, OSError) and type(what.thread).__name__ == "_AsyncWriterThread"):
+            self._hook(what)
 
     def flush(self) -> None:
         """Write the lines that wait.
@@ -82,6 +90,7 @@ class MetricsWriter:
         finally:
             with contextlib.suppress(OSError):  # they say nothing that metrics.jsonl does not
                 self._events.close()
+            threading.excepthook = self._hook
 
 
 class Window:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +64,24 @@ def test_a_window_is_good_if_a_step_was_taken_and_all_losses_were_finite():
     assert not window.good and window.means() == {"hit_at_k": 0.5, "token_accuracy": 0.5}
     window.clear()
     assert window.means() == {}
+
+
+def test_events_end_on_a_full_disk_without_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    writer, hook = MetricsWriter(tmp_path, start_step=0), threading.excepthook
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writer._events.file_writer.event_writer._async_writer._writer, "write", full)
+    end, step = time.monotonic() + 30, 0
+    while writer.events_problem is None:
+        assert time.monotonic() < end
+        step += 1
+        writer.write({"step": step, "loss": 1.0})
+        writer._events.file_writer.event_writer._async_writer._byte_queue.put(b"event")
+    assert "No space left" in writer.events_problem
+    writer.close()
+    assert len(read_metrics(tmp_path)) == step and "Traceback" not in capfd.readouterr().err
+    assert hook is not threading.excepthook

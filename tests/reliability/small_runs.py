@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,15 +64,19 @@ def command(data: Path, folder: Path, *options: str) -> list[str]:
 
 
 def start(
-    data: Path, folder: Path, *options: str, environment: Mapping[str, str] | None = None, user: int | None = None
+    data: Path,
+    folder: Path,
+    *options: str,
+    environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> Run:
     """Start (or go on with) a run; what it says goes to a file beside its folder."""
     log = folder.with_name(f"{folder.name}.log")
     before = len(log.read_text(errors="replace")) if log.exists() else 0
     with log.open("ab") as file:
         process = subprocess.Popen(
-            command(data, folder, *options), cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})}, start_new_session=True, user=user, group=user,
+            [*prefix, *command(data, folder, *options)], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})}, start_new_session=True,
         )  # fmt: skip
     return Run(process, folder, log, before)
 
