@@ -80,7 +80,8 @@ class IndexUpkeep:
     def _refresh(self, step: int) -> None:
         named = self._named_versions() if self.mesh.is_first else set()
         probe = self.joint.probe(step)
-        self.memory.refresh(self.towers, step=step, probe_BE=probe, k=self.config.retriever.k, named=named)
+        k, say = self.config.retriever.k, self._say
+        self.memory.refresh(self.towers, step=step, probe_BE=probe, k=k, named=named, say=say)
 
     def _named_versions(self) -> set[int]:
         """Index versions that checkpoints name, the one being written as well."""

@@ -18,7 +18,7 @@ from rag_mm.towers import Towers
 from retriever import index as index_files
 from retriever.embed import embed_documents, make_manifest
 from retriever.index import Index
-from retriever.shared_disk import patiently
+from retriever.shared_disk import patiently, twice
 
 
 class Memory:
@@ -46,12 +46,22 @@ class Memory:
         self.staleness: float | None = None
         self._index: Index | None = None
 
-    def refresh(self, towers: Towers, *, step: int, probe_BE: Tensor | None, k: int, named: set[int]) -> None:
+    def refresh(
+        self,
+        towers: Towers,
+        *,
+        step: int,
+        probe_BE: Tensor | None,
+        k: int,
+        named: set[int],
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
         """Embed the whole memory with the towers, each rank its share, and search it from now on (a collective).
 
         Args:
             probe_BE: queries on which old and new version are compared.
             named: versions that checkpoints name and that must be kept.
+            say: told that the version is written once more.
         """
         ids = self.store.ids
         part = embed_documents(
@@ -68,7 +78,7 @@ class Memory:
         def publish() -> Index:
             manifest = make_manifest(towers.encoder, self.store, image_size=self.image_size, weights=weights)
             new = Index.from_embeddings(embedding, ids, manifest)
-            new.publish(self.directory, version=step)
+            twice(lambda: new.publish(self.directory, version=step), what=f"index version {step}", say=say)
             return new
 
         self._take(step, publish, probe_BE=probe_BE, k=k, named=named)

@@ -67,3 +67,17 @@ def patiently(
         for place in (folder.parent, folder):
             with contextlib.suppress(OSError):
                 os.listdir(place)
+
+
+def twice(write: Callable[[], T], *, what: str, say: Callable[[str], None] = lambda line: None) -> T:
+    """What ``write`` gives, called once more if the disk fails the first time; it must begin anew each time.
+
+    Args:
+        what: for the message of the first failure.
+        say: told of it.
+    """
+    try:
+        return write()
+    except OSError as error:
+        say(f"{what.upper()} COULD NOT BE WRITTEN ({error}); once more")
+        return write()

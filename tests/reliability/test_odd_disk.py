@@ -133,6 +133,7 @@ def test_single_errors_cost_nothing(factbook_dir: Path, tmp_path: Path, shim: Pa
     assert run.end() == 0, run.said
     assert "A CHECKPOINT COULD NOT BE WRITTEN" in run.said and "Input/output error" in run.said
     assert "THE CHECKPOINT OF STEP 8 COULD NOT BE WRITTEN" in run.said and "once more" in run.said
+    assert "INDEX VERSION 0 COULD NOT BE WRITTEN" in run.said and "Stale file handle" in run.said
     assert metrics(folder) == right
     assert checkpoint.newest_usable(folder) == (8, []) and checkpoint.list_steps(folder) == [6, 8]
 

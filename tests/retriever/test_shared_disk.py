@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retriever import shared_disk
-from retriever.shared_disk import NotSeenError, patiently
+from retriever.shared_disk import NotSeenError, patiently, twice
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +60,13 @@ def test_further_errors_may_mean_that_something_is_not_there_yet(tmp_path: Path)
     assert patiently(Late(KeyError("part"), 2), folder=tmp_path, limit_s=30, until=(KeyError,)) == 7
     with pytest.raises(KeyError, match="part"):
         patiently(Late(KeyError("part"), 10**9), folder=tmp_path, limit_s=0.01, until=(KeyError,))
+
+
+def test_what_fails_once_is_written_anew_and_what_fails_twice_is_an_error():
+    said: list[str] = []
+    assert twice(Late(OSError(errno.EIO, "broken"), 1), what="index version 3", say=said.append) == 7
+    assert said == ["INDEX VERSION 3 COULD NOT BE WRITTEN ([Errno 5] broken); once more"]
+    write = Late(OSError(errno.EIO, "broken"), 10**9)
+    with pytest.raises(OSError, match="broken"):
+        twice(write, what="it")
+    assert write.calls == 2
