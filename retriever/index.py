@@ -1,24 +1,24 @@
-"""The index: which documents score highest for a query, and from which weights and store it was made.
+"""One version of the index: which documents score highest for a query, and what it is after documents changed.
 
-An index folder holds ``versions/<n>/{index.faiss, ids.json, manifest.json}`` and ``CURRENT``, one line with
-the current version's number, replaced atomically after the version is whole; readers never see half of one.
-The manifest says what made the vectors and how many there are; what does not match is refused with both
-sides named, and a file whose checksum is off is refused before faiss parses it.
+An index folder holds ``versions/<n>/{index.faiss, ids, manifest.json}`` and ``CURRENT`` (`retriever.versions`). The
+manifest says what made the vectors and how many there are; what does not match is refused with both sides named, and a
+file whose checksum is off is refused before faiss parses it (`retriever.vector_files`).
 
 Index scores only choose candidates. Ties break by document id, so equal vectors give one order everywhere.
+
+**Documents come and go without a rebuild.** A flat index is copied with the new vectors in place: that is as cheap
+as writing it. Others keep ``index.faiss`` as it is (faiss's HNSW can remove nothing): new vectors go
+to a small flat index beside it (``added.faiss``), the rows of what is gone are listed (``dead``) and never found.
+Every search pays for both, so beyond a share of the whole `Index.compacted` puts them into one file again, without
+embedding anything.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import re
 import shutil
-import stat
-import struct
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,72 +26,57 @@ import numpy
 import torch
 from torch import Tensor
 
-from data.json_files import read_json, read_regular
-from retriever.durable_files import sha256, sync
+from retriever import versions
+from retriever.durable_files import sha256
 from retriever.faiss_import import faiss
+from retriever.id_file import IdFile, Shifted, write_ids
+from retriever.manifest import ANEW, Manifest, read_manifest
+from retriever.search import Rows, Scores, Vectors, best_rows, check_k, merged
+from retriever.upkeep import without_rows
+from retriever.vector_files import FLAT_HEADER, check_file, read_vectors
+from retriever.versions import list_versions, prune
 
-TIE_MARGIN = 16
-ANEW = "build the index again, or restore it from a copy"
-VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
-# faiss/impl/index_write.cpp: "IxFI", dimension, count, two dummies, trained, metric (0: inner product), floats.
-FLAT_HEADER = struct.Struct("<4siqqq?iQ")
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What an index version was made of.
-
-    Attributes:
-        encoder: the encoder's architecture and preprocessing (``retriever.embed.architecture``).
-        weights: hash of the encoder's weights; must match for evaluation, may lag in training.
-        store: fingerprint of the document store's shards.
-        num_edits: edits of the store that the vectors cover.
-        dim: width of a vector.
-        count: vectors, one for each document.
-        template: what of a document is embedded.
-        factory: faiss factory string; a flat index is exact.
-        metric: how vectors are compared.
-        sha256: of ``index.faiss``.
-        ids_sha256: of ``ids.json``.
-    """
-
-    encoder: str
-    weights: str
-    store: str
-    num_edits: int
-    dim: int
-    count: int
-    template: str = "title, picture"
-    factory: str = "Flat"
-    metric: str = "inner product"
-    sha256: str = ""
-    ids_sha256: str = ""
-
-    def check(self, needed: Manifest, *, where: str) -> None:
-        """Refuse an index that does not fit what is needed; it may cover fewer edits (and documents), but not more.
-
-        Raises:
-            ValueError: names the first field that differs, with both values.
-        """
-        for name, value in asdict(needed).items():
-            mine = getattr(self, name)
-            fits = mine <= value if name == "num_edits" else mine == value
-            if name == "count" and self.num_edits < needed.num_edits:
-                fits = True  # edits add and delete documents
-            if name not in ("sha256", "ids_sha256") and not fits:
-                raise ValueError(f"the index at {where} does not fit: its {name} is {mine!r}, needed is {value!r}")
+__all__ = ["FLAT_HEADER", "Index", "Manifest", "list_versions", "load", "prune"]
 
 
 class Index:
-    """One version, loaded: exact inner-product search over all documents."""
+    """One version, loaded: inner-product search over all documents."""
 
-    def __init__(self, vectors: Any, ids: Sequence[str], manifest: Manifest) -> None:
-        self._vectors, self.ids, self.manifest = vectors, list(ids), manifest
-        if not vectors.ntotal == len(self.ids) == manifest.count:
+    def __init__(
+        self,
+        vectors: Any,
+        ids: Sequence[str],
+        manifest: Manifest,
+        *,
+        added: Any = None,
+        dead: Rows | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """An index of parts that fit each other.
+
+        Args:
+            vectors: a faiss index whose ids are rows.
+            ids: of all rows, those of ``added`` behind the others.
+            added: flat, the vectors that came later.
+            dead: rows that are not to be found, ascending.
+            folder: of the version that this was read from.
+        """
+        self.manifest, self._folder = manifest, folder
+        self._ids: Sequence[str] = list(ids) if isinstance(ids, list | tuple) else ids
+        self._dead = numpy.zeros(0, numpy.int64) if dead is None else dead
+        self._added = added
+        num_added = 0 if added is None else added.ntotal
+        found = (vectors.ntotal + num_added, num_added, len(self._dead))
+        if not len(self._ids) == found[0] or found != (manifest.num_rows, manifest.num_added, manifest.num_dead):
             raise ValueError(
-                f"index and documents are out of step: {vectors.ntotal} vectors, {len(self.ids)} ids, "
-                f"{manifest.count} in the manifest"
+                f"index and documents are out of step: {found[0]} vectors, {len(self._ids)} ids, "
+                f"{manifest.num_rows} in the manifest"
             )
+        split = int(numpy.searchsorted(self._dead, vectors.ntotal))
+        self._parts = [Vectors(vectors, effort=manifest.effort, dead=self._dead[:split])]
+        if num_added:
+            self._parts.append(Vectors(added, dead=self._dead[split:] - vectors.ntotal))
+        self._row_of: dict[str, int] | None = None
 
     @classmethod
     def from_embeddings(cls, embedding_UE: Tensor, ids: Sequence[str], manifest: Manifest) -> Index:
@@ -100,40 +85,138 @@ class Index:
         vectors.add(embedding_UE.detach().float().contiguous().numpy())
         return cls(vectors, ids, manifest)
 
-    def search(self, query_BE: Tensor, *, k: int) -> tuple[list[list[str]], Tensor]:
+    def __len__(self) -> int:
+        """Documents that can be found."""
+        return len(self._ids) - len(self._dead)
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The documents that can be found."""
+        if not len(self._dead):
+            return self._ids
+        dead = set(self._dead.tolist())
+        return [name for row, name in enumerate(self._ids) if row not in dead]
+
+    @property
+    def vectors(self) -> Any:
+        """The faiss index, without what was added later."""
+        return self._parts[0].index
+
+    def search(
+        self, query_BE: Tensor, *, k: int, forbidden: Sequence[Collection[str]] | None = None
+    ) -> tuple[list[list[str]], Tensor]:
         """Ids of the k best documents of each query, best first, and their scores (B, k).
 
+        Args:
+            forbidden: for each query, documents that it must not find (its own, say); ids that are not there are fine.
+
         Raises:
-            ValueError: if k exceeds the number of documents.
+            ValueError: if k exceeds the number of documents that are not forbidden.
         """
-        if not 1 <= k <= len(self.ids):
+        check_k(k, len(self), forbidden=forbidden)
+        score, row = self.best(query_BE, k=k, forbidden=forbidden)
+        if row.size and row[:, -1].min() < 0:
+            few = int((row >= 0).sum(axis=1).min())
             raise ValueError(
-                f"k is {k}; the memory holds {len(self.ids)} documents, so 1 to {len(self.ids)} are allowed"
+                f"k is {k}, but a query is left with {few} documents that it may find; take a smaller k or forbid fewer"
             )
-        wide = min(len(self.ids), k + TIE_MARGIN)
-        score, row = self._vectors.search(query_BE.detach().float().contiguous().numpy(), wide)
-        found, best = [], numpy.zeros((len(row), k), dtype=numpy.float32)
-        for b in range(len(row)):
-            order = sorted(zip(-score[b], (self.ids[i] for i in row[b]), strict=True))[:k]
-            found.append([name for _, name in order])
-            best[b] = [-s for s, _ in order]
-        return found, torch.from_numpy(best)
+        ids = self._ids
+        return [[ids[r] for r in one] for one in row.tolist()], torch.from_numpy(score)
+
+    def best(
+        self, query_BE: Tensor, *, k: int, forbidden: Sequence[Collection[str]] | None = None
+    ) -> tuple[Scores, Rows]:
+        """Scores and rows (B, k) of what `search` finds; -inf and -1 behind the last, where there are fewer."""
+        query = numpy.ascontiguousarray(query_BE.detach().float().numpy())
+        barred = None if forbidden is None else [self._rows_of(names) for names in forbidden]
+        score, row = best_rows(self._parts[0], query, k=k, ids=self._ids, forbidden=barred)
+        if len(self._parts) == 1:
+            return score, row
+        base = len(self._parts[0])
+        later = None if barred is None else [rows[rows >= base] - base for rows in barred]
+        more = best_rows(self._parts[1], query, k=k, ids=Shifted(self._ids, base), forbidden=later)
+        return merged(
+            numpy.concatenate([score, more[0]], axis=1),
+            numpy.concatenate([row, numpy.where(more[1] < 0, -1, more[1] + base)], axis=1),
+            k=k, ids=self._ids,
+        )  # fmt: skip
+
+    def id(self, row: int) -> str:
+        return self._ids[row]
+
+    def _rows_of(self, names: Collection[str]) -> Rows:
+        """The rows of ids, the dead ones of the same id not among them."""
+        if isinstance(self._ids, IdFile):
+            rows = self._ids.find(list(names))
+            return rows[rows >= 0]
+        if self._row_of is None:
+            self._row_of = {name: row for row, name in enumerate(self._ids)}
+        return numpy.array([self._row_of[name] for name in names if name in self._row_of], dtype=numpy.int64)
 
     def replaced(
         self, ids: Sequence[str], embedding_UE: Tensor, *, num_edits: int, gone: Collection[str] = ()
     ) -> Index:
         """A copy in which ``ids`` have new vectors, those it did not hold yet at the end, and ``gone`` are left out."""
-        rows = [row for row, name in enumerate(self.ids) if name not in set(gone)]
-        kept = [self.ids[row] for row in rows]
+        gone = set(gone)
+        if not self._parts[0].is_flat:
+            return self._with_additions(ids, embedding_UE, num_edits=num_edits, gone=gone)
+        rows = [row for row, name in enumerate(self._ids) if name not in gone]
+        kept = [self._ids[row] for row in rows]
         place = {name: i for i, name in enumerate(kept)}
         new = [name for name in ids if name not in place]
         place |= {name: len(kept) + i for i, name in enumerate(new)}
         matrix = numpy.empty((len(place), self.manifest.dim), dtype=numpy.float32)
-        matrix[: len(kept)] = self._vectors.reconstruct_n(0, len(self.ids))[rows]
+        matrix[: len(kept)] = self.vectors.reconstruct_n(0, len(self._ids))[rows]
         for row, name in enumerate(ids):
             matrix[place[name]] = embedding_UE[row].detach().float().numpy()
         manifest = replace(self.manifest, num_edits=num_edits, count=len(place))
         return Index.from_embeddings(torch.from_numpy(matrix), [*kept, *new], manifest)
+
+    def _with_additions(
+        self, ids: Sequence[str], embedding_UE: Tensor, *, num_edits: int, gone: Collection[str]
+    ) -> Index:
+        """The same where the vectors cannot be rewritten: old rows are dead, new vectors stand at the end."""
+        newly_dead = self._rows_of([*ids, *gone])
+        dead = numpy.union1d(self._dead, newly_dead)
+        added = faiss.IndexFlatIP(self.manifest.dim)
+        if self._added is not None:
+            added.add(self._added.reconstruct_n(0, self._added.ntotal))
+        added.add(embedding_UE.detach().float().contiguous().numpy())
+        rows = [*self._ids, *ids]
+        manifest = replace(
+            self.manifest, num_edits=num_edits, count=len(rows) - len(dead), num_added=added.ntotal, num_dead=len(dead)
+        )
+        return Index(self.vectors, rows, manifest, added=added, dead=dead, folder=self._folder)
+
+    def without_additions(self) -> Index:
+        """The same without what is in ``added.faiss``: the part of a rank that leaves it to another."""
+        base = len(self._parts[0])
+        dead = self._dead[: numpy.searchsorted(self._dead, base)]
+        manifest = replace(self.manifest, count=base - len(dead), num_added=0, num_dead=len(dead))
+        ids = self._ids if base == len(self._ids) else self._ids[:base]
+        return Index(self.vectors, ids, manifest, dead=dead)
+
+    @property
+    def overhead(self) -> float:
+        """Share of the rows that are dead or were added later: what `compacted` would clear away."""
+        return (len(self._dead) + self.manifest.num_added) / max(1, len(self._ids))
+
+    def compacted(self) -> Index:
+        """The same documents in one faiss index: lists are filled anew, a graph is built anew, nothing is embedded."""
+        if not len(self._dead) and self._added is None:
+            return self
+        alive = numpy.setdiff1d(numpy.arange(len(self._ids)), self._dead)
+        base = len(self._parts[0])
+        old, later = alive[alive < base], alive[alive >= base] - base
+        fresh = numpy.zeros((0, self.manifest.dim), numpy.float32)
+        if self._added is not None:
+            fresh = self._added.reconstruct_n(0, self._added.ntotal)[later]
+        vectors = without_rows(self.vectors, old, fresh)
+        manifest = replace(
+            self.manifest, num_added=0, num_dead=0, sha256="", added_sha256="", dead_sha256="", recall_at_10=-1.0,
+            recall_queries=0,
+        )  # fmt: skip
+        return Index(vectors, [self._ids[row] for row in alive.tolist()], manifest)
 
     def publish(self, directory: str | Path, *, version: int | None = None) -> int:
         """Write this index as a version of ``directory`` and make it current; gives the version's number.
@@ -141,43 +224,39 @@ class Index:
         Raises:
             OSError: if it could not be written; what was current before still is.
         """
-        directory = Path(directory)
-        versions = directory / "versions"
-        versions.mkdir(parents=True, exist_ok=True)
-        if version is None:
-            version = max([-1, *list_versions(directory)]) + 1
-        temporary = versions / f".{version}.{os.getpid()}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        try:
-            faiss.write_index(self._vectors, str(temporary / "index.faiss"))
-            (temporary / "ids.json").write_text(json.dumps(self.ids))
-            manifest = replace(
-                self.manifest, sha256=sha256(temporary / "index.faiss"), ids_sha256=sha256(temporary / "ids.json")
-            )
-            document = asdict(manifest)
-            document["checksum"] = _checksum(document)
-            (temporary / "manifest.json").write_text(json.dumps(document, indent=2) + "\n")
-            for path in (*temporary.iterdir(), temporary):
-                sync(path)
-        except (OSError, RuntimeError) as error:  # faiss raises the latter when a disk is full
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise OSError(f"index version {version} of {directory} could not be written: {error}") from error
-        final = versions / str(version)
-        shutil.rmtree(final, ignore_errors=True)
-        temporary.rename(final)
-        sync(versions)
-        pointer = directory / f".CURRENT.{os.getpid()}"
-        pointer.write_text(f"{version}\n")
-        sync(pointer)
-        pointer.replace(directory / "CURRENT")
-        sync(directory)
+        manifest = self.manifest
+
+        def write(folder: Path) -> None:
+            nonlocal manifest
+            if self._folder is None:
+                faiss.write_index(self.vectors, str(folder / "index.faiss"))
+            else:
+                _link(self._folder / "index.faiss", folder / "index.faiss")
+            write_ids(folder / "ids", self._ids)
+            if self._added is not None:
+                faiss.write_index(self._added, str(folder / "added.faiss"))
+            if len(self._dead):
+                (folder / "dead").write_bytes(self._dead.astype("<i8").tobytes())
+            hashes = {
+                field: sha256(folder / name) if (folder / name).exists() else ""
+                for field, name in (
+                    ("sha256", "index.faiss"), ("ids_sha256", "ids"), ("added_sha256", "added.faiss"),
+                    ("dead_sha256", "dead"),
+                )
+            }  # fmt: skip
+            manifest = replace(manifest, **hashes)  # type: ignore[arg-type]
+            manifest.write(folder / "manifest.json")
+
+        number = versions.publish(directory, write, version=version)
         self.manifest = manifest
-        return version
+        return number
 
 
-def load(directory: str | Path, *, version: int | None = None) -> Index:
+def load(directory: str | Path, *, version: int | None = None, mapped: bool = False) -> Index:
     """Load a version (default: the current one).
+
+    Args:
+        mapped: leave the lists of an IVF index on the disk, for memories larger than RAM.
 
     Raises:
         FileNotFoundError: if there is none; says which command makes one.
@@ -185,83 +264,40 @@ def load(directory: str | Path, *, version: int | None = None) -> Index:
     """
     directory = Path(directory)
     if version is None:
-        version = _current(directory)
+        version = versions.current(directory)
     folder = directory / "versions" / str(version)
-    path = folder / "index.faiss"
     try:
-        manifest = _read_manifest(folder / "manifest.json")
-        _check_file(folder / "ids.json", manifest.ids_sha256)
-        ids = read_json(folder / "ids.json", kind=list, advice=ANEW)
-        size = FLAT_HEADER.size + 4 * manifest.dim * manifest.count
-        _check_file(path, manifest.sha256, size=size)
-        _check_header(path, manifest)
+        manifest = read_manifest(folder / "manifest.json")
+        check_file(folder / "ids", manifest.ids_sha256)
+        ids = IdFile(folder / "ids")
+        if len(ids) != manifest.num_rows:
+            raise ValueError(f"{folder / 'ids'} is damaged: {len(ids)} ids for {manifest.num_rows} vectors; {ANEW}")
+        dead = _read_dead(folder / "dead", manifest) if manifest.num_dead else None
+        dim = manifest.dim
+        added = None
+        if manifest.num_added:
+            path = folder / "added.faiss"
+            added = read_vectors(path, checksum=manifest.added_sha256, dim=dim, count=manifest.num_added, flat=True)
+        vectors = read_vectors(
+            folder / "index.faiss", checksum=manifest.sha256, dim=dim, count=manifest.num_base,
+            flat=manifest.factory == "Flat", mapped=mapped,
+        )  # fmt: skip
     except FileNotFoundError as error:
         raise FileNotFoundError(f"index version {version} of {directory} is incomplete: {error.filename}") from None
-    if not all(isinstance(name, str) for name in ids):
-        raise ValueError(f"{folder / 'ids.json'} is damaged: not all of it are texts; {ANEW}")
-    return Index(faiss.read_index(str(path)), ids, manifest)
+    return Index(vectors, ids, manifest, added=added, dead=dead, folder=folder)
 
 
-def _current(directory: Path) -> int:
-    """The version that ``CURRENT`` names."""
-    path = directory / "CURRENT"
+def _read_dead(path: Path, manifest: Manifest) -> Rows:
+    check_file(path, manifest.dead_sha256, size=8 * manifest.num_dead)
+    dead = numpy.fromfile(path, dtype="<i8").astype(numpy.int64)
+    if (numpy.diff(dead) <= 0).any() or dead[0] < 0 or dead[-1] >= manifest.num_rows:
+        raise ValueError(f"{path} is damaged: it names rows that are not there; {ANEW}")
+    return dead
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under another name (versions are never changed), or a copy where the file system has no links."""
     try:
-        text = read_regular(path, largest=64).decode("ascii", errors="replace").strip()
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"no index at {directory}; make one with `python -m retriever.build --config ... --index.dir {directory}`"
-        ) from None
-    if not VERSION.fullmatch(text):
-        raise ValueError(f"{path} is damaged: it holds {text!r}, not the number of a version; {ANEW}")
-    return int(text)
-
-
-def _read_manifest(path: Path) -> Manifest:
-    document = read_json(path, largest=1 << 20, advice=ANEW)
-    known = {field.name: {"int": int, "str": str}[str(field.type)] for field in fields(Manifest)}
-    checksum = document.pop("checksum", None)
-    if checksum != _checksum(document):
-        raise ValueError(f"{path} is damaged: its contents do not have the checksum in it; {ANEW}")
-    if document.keys() != known.keys() or any(type(document[name]) is not kind for name, kind in known.items()):
-        raise ValueError(f"{path} is not a manifest of this version; {ANEW}")
-    manifest = Manifest(**document)
-    if manifest.factory != "Flat" or manifest.metric != "inner product":
-        raise ValueError(f"{path} names a {manifest.factory} index; this version reads flat ones; {ANEW}")
-    if not 1 <= manifest.dim <= 1 << 20 or not 0 <= manifest.count <= 1 << 40:
-        raise ValueError(f"{path} is damaged: {manifest.count} vectors of width {manifest.dim}; {ANEW}")
-    return manifest
-
-
-def _check_file(path: Path, right: str, *, size: int | None = None) -> None:
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):  # a pipe or a device would never end
-        raise ValueError(f"{path} is not a regular file; {ANEW}")
-    if size is not None and status.st_size != size:
-        raise ValueError(f"{path} is damaged: it has {status.st_size} bytes, {size} are right; {ANEW}")
-    if sha256(path) != right:
-        raise ValueError(f"{path} is damaged: its checksum is not the manifest's; {ANEW}")
-
-
-def _check_header(path: Path, manifest: Manifest) -> None:
-    """Refuse all but a flat index of this size: faiss allocates what other headers claim."""
-    with path.open("rb") as file:
-        kind, dim, count, _, _, _, metric, num_floats = FLAT_HEADER.unpack(file.read(FLAT_HEADER.size))
-    if (kind, dim, count, metric, num_floats) != (b"IxFI", manifest.dim, manifest.count, 0, dim * count):
-        raise ValueError(f"{path} is not a flat index of {manifest.count} vectors of width {manifest.dim}; {ANEW}")
-
-
-def _checksum(document: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
-def list_versions(directory: str | Path) -> list[int]:
-    """Numbers of the versions in an index folder, ascending."""
-    folder = Path(directory) / "versions"
-    return sorted(int(p.name) for p in folder.iterdir() if VERSION.fullmatch(p.name)) if folder.is_dir() else []
-
-
-def prune(directory: str | Path, *, keep: int, named: Collection[int] = ()) -> None:
-    """Delete all versions but the newest ``keep`` and those in ``named``."""
-    for version in list_versions(directory)[:-keep]:
-        if version not in named:
-            shutil.rmtree(Path(directory) / "versions" / str(version))
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

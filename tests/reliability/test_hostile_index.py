@@ -8,6 +8,7 @@ import os
 import pickle
 import resource
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,10 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retriever import index as index_files
+from retriever.faiss_import import faiss
+from retriever.id_file import FOOTER, MARK
 from retriever.index import FLAT_HEADER, Index, Manifest
 
 ROOT = Path(__file__).parents[2]
-FILES = ("versions/0/index.faiss", "versions/0/ids.json", "versions/0/manifest.json", "CURRENT")
+FILES = ("versions/0/index.faiss", "versions/0/ids", "versions/0/manifest.json", "CURRENT")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path = folder / "versions" / "0" / "manifest.json"
     document = json.loads(path.read_text())
     del document["checksum"]
-    for name, key in (("index.faiss", "sha256"), ("ids.json", "ids_sha256")):
+    for name, key in (("index.faiss", "sha256"), ("ids", "ids_sha256")):
         document[key] = hashlib.sha256((path.parent / name).read_bytes()).hexdigest()
     change(document)
     document["checksum"] = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
@@ -94,6 +97,9 @@ WRONG_FIELDS = {
     "a list": {"encoder": []},
     "unknown": {"more": 1},
     "another factory": {"factory": "IVF4096,Flat"},
+    "negative dead": {"num_dead": -1},
+    "more added than there are": {"num_added": 21},
+    "no number as recall": {"recall_at_10": float("nan")},
     "another metric": {"metric": "L2"},
     "another size": {"count": 21},
 }
@@ -103,7 +109,7 @@ WRONG_FIELDS = {
 def test_manifests_of_a_forger_are_refused(case: str, right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     copy = shutil.copytree(right, tmp_path / "copy")
     rewrite(copy, lambda document: document.update(WRONG_FIELDS[case]))
-    monkeypatch.setattr(index_files.faiss, "read_index", lambda name: pytest.fail("faiss reads it"))
+    monkeypatch.setattr(index_files.faiss, "read_index", lambda *arguments: pytest.fail("faiss reads it"))
     with pytest.raises(ValueError, match=str(copy)):
         index_files.load(copy)
 
@@ -125,7 +131,7 @@ def test_faiss_gets_no_header_that_claims_more(right: Path, kind: bytes, dim: in
         )
         rewrite(right, lambda document: None)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(index_files.faiss, "read_index", lambda name: pytest.fail("faiss reads it"))
+            patch.setattr(index_files.faiss, "read_index", lambda *arguments: pytest.fail("faiss reads it"))
             with pytest.raises(ValueError, match="not a flat index"):
                 index_files.load(right)
     finally:
@@ -133,22 +139,85 @@ def test_faiss_gets_no_header_that_claims_more(right: Path, kind: bytes, dim: in
         manifest.write_bytes(said)
 
 
+def ids_file(text: bytes, ends: list[int], *, count: int | None = None) -> bytes:
+    return text + struct.pack(f"<{len(ends)}q", *ends) + FOOTER.pack(len(ends) if count is None else count, MARK)
+
+
+TWENTY = list(range(1, 21))
 IDS = {
-    "a mapping": "{}",
-    "numbers": json.dumps(list(range(20))),
-    "too few": '["a"]',
-    "deep": "[" * 100_000,
-    "no UTF-8": "\udcff",
+    "json": json.dumps([f"d{i}" for i in range(20)]).encode(),
+    "nothing": b"",
+    "too few": ids_file(b"a", [1]),
+    "many claimed": ids_file(b"a" * 20, TWENTY, count=1 << 60),
+    "a negative number": ids_file(b"a" * 20, TWENTY, count=-20),
+    "beyond the end": ids_file(b"a" * 20, [*TWENTY[:-1], 1 << 40]),
+    "before the beginning": ids_file(b"a" * 20, [-5, *TWENTY[1:]]),
+    "backwards": ids_file(b"a" * 20, [*TWENTY[:8], 3, *TWENTY[9:]]),
+    "more text": ids_file(b"a" * 25, TWENTY),
+    "no UTF-8": ids_file(b"\xff" * 20, TWENTY),
+    "half a character": ids_file("é".encode() * 10, TWENTY),
 }
 
 
 @pytest.mark.parametrize("case", IDS)
 def test_ids_of_a_forger_are_refused(case: str, right: Path, tmp_path: Path):
     copy = shutil.copytree(right, tmp_path / "copy")
-    (copy / "versions" / "0" / "ids.json").write_bytes(IDS[case].encode(errors="surrogateescape"))
+    (copy / "versions" / "0" / "ids").write_bytes(IDS[case])
     rewrite(copy, lambda document: None)
     with pytest.raises(ValueError, match="ids"):
         index_files.load(copy)
+
+
+@pytest.fixture(scope="module", params=["IVF8,Flat", "IVF8,SQfp16", "IVF8,PQ2x4", "HNSW4,Flat"])
+def other_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("index") / "other"
+    embedding = torch.randn(400, 4, generator=torch.Generator().manual_seed(0)).numpy()
+    vectors = faiss.index_factory(4, request.param, faiss.METRIC_INNER_PRODUCT)
+    vectors.train(embedding)
+    vectors.add(embedding)
+    manifest = Manifest("e", "w", "s", 0, 4, 400, factory=request.param, effort=2)
+    Index(vectors, [f"d{i}" for i in range(400)], manifest).publish(folder)
+    return folder
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@settings(max_examples=40)
+@given(data=st.data())
+def test_other_kinds_are_refused_or_read_within_their_size(mapped: bool, other_kind: Path, data: st.DataObject):
+    """A forger who knows how checksums are made overwrites eight bytes anywhere before the lists."""
+    path = other_kind / "versions" / "0" / "index.faiss"
+    whole, said = path.read_bytes(), (path.parent / "manifest.json").read_bytes()
+    before = faiss.get_deserialization_vector_byte_limit()
+    try:
+        place = data.draw(st.integers(0, min(len(whole) - 8, 2000)))
+        path.write_bytes(whole[:place] + data.draw(st.binary(min_size=8, max_size=8)) + whole[place + 8 :])
+        rewrite(other_kind, lambda document: None)
+        try:
+            index = index_files.load(other_kind, mapped=mapped)
+        except (ValueError, FileNotFoundError) as error:
+            assert str(other_kind) in str(error)
+        else:
+            assert len(index) == 400
+    finally:
+        path.write_bytes(whole)
+        (path.parent / "manifest.json").write_bytes(said)
+    assert faiss.get_deserialization_vector_byte_limit() == before
+    index_files.load(other_kind, mapped=mapped)
+
+
+@pytest.mark.parametrize("kind", [b"IxHe", b"Ix2L", b"IxRE", b"IxDI", b"IxM2", b"ilod", b"IxFI"])
+def test_only_kinds_on_the_list_get_to_faiss(kind: bytes, other_kind: Path, monkeypatch: pytest.MonkeyPatch):
+    path = other_kind / "versions" / "0" / "index.faiss"
+    whole, said = path.read_bytes(), (path.parent / "manifest.json").read_bytes()
+    monkeypatch.setattr(faiss, "read_index", lambda *arguments: pytest.fail("faiss reads it"))
+    try:
+        path.write_bytes(kind + whole[4:])
+        rewrite(other_kind, lambda document: None)
+        with pytest.raises(ValueError, match="of a kind"):
+            index_files.load(other_kind)
+    finally:
+        path.write_bytes(whole)
+        (path.parent / "manifest.json").write_bytes(said)
 
 
 class Bomb:

@@ -1,0 +1,84 @@
+"""The folder of index versions: numbered folders, and one line that says which is current.
+
+A version is written beside the others under a name that readers do not look at, made durable and renamed; then
+``CURRENT`` is replaced. Whoever reads finds the old version or the new one, whenever the writer dies.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from data.json_files import read_regular
+from retriever.durable_files import sync
+from retriever.manifest import ANEW
+
+VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+def publish(directory: str | Path, write: Callable[[Path], None], *, version: int | None = None) -> int:
+    """Have ``write`` fill a new version's folder and make it the current one; gives its number.
+
+    Raises:
+        OSError: if it could not be written; what was current before still is.
+    """
+    directory = Path(directory)
+    folder = directory / "versions"
+    folder.mkdir(parents=True, exist_ok=True)
+    if version is None:
+        version = max([-1, *list_versions(directory)]) + 1
+    temporary = folder / f".{version}.{os.getpid()}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        write(temporary)
+        for path in (*temporary.iterdir(), temporary):
+            sync(path)
+    except (OSError, RuntimeError) as error:  # faiss raises the latter when a disk is full
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise OSError(f"index version {version} of {directory} could not be written: {error}") from error
+    final = folder / str(version)
+    shutil.rmtree(final, ignore_errors=True)
+    temporary.rename(final)
+    sync(folder)
+    pointer = directory / f".CURRENT.{os.getpid()}"
+    pointer.write_text(f"{version}\n")
+    sync(pointer)
+    pointer.replace(directory / "CURRENT")
+    sync(directory)
+    return version
+
+
+def current(directory: Path) -> int:
+    """The version that ``CURRENT`` names.
+
+    Raises:
+        FileNotFoundError: there is none; says which command makes one.
+        ValueError: it holds no number of a version.
+    """
+    path = directory / "CURRENT"
+    try:
+        text = read_regular(path, largest=64).decode("ascii", errors="replace").strip()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"no index at {directory}; make one with `python -m retriever.build --config ... --index.dir {directory}`"
+        ) from None
+    if not VERSION.fullmatch(text):
+        raise ValueError(f"{path} is damaged: it holds {text!r}, not the number of a version; {ANEW}")
+    return int(text)
+
+
+def list_versions(directory: str | Path) -> list[int]:
+    """Numbers of the versions in an index folder, ascending."""
+    folder = Path(directory) / "versions"
+    return sorted(int(p.name) for p in folder.iterdir() if VERSION.fullmatch(p.name)) if folder.is_dir() else []
+
+
+def prune(directory: str | Path, *, keep: int, named: Collection[int] = ()) -> None:
+    """Delete all versions but the newest ``keep`` and those in ``named``."""
+    for version in list_versions(directory)[:-keep]:
+        if version not in named:
+            shutil.rmtree(Path(directory) / "versions" / str(version))
