@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from data.json_files import read_regular
-from retriever.durable_files import sync
+from retriever.durable_files import put_folder, remove_folder, replace_text, sync
 from retriever.manifest import ANEW
 
 VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
@@ -40,15 +40,8 @@ def publish(directory: str | Path, write: Callable[[Path], None], *, version: in
     except (OSError, RuntimeError) as error:  # faiss raises the latter when a disk is full
         shutil.rmtree(temporary, ignore_errors=True)
         raise OSError(f"index version {version} of {directory} could not be written: {error}") from error
-    final = folder / str(version)
-    shutil.rmtree(final, ignore_errors=True)
-    temporary.rename(final)
-    sync(folder)
-    pointer = directory / f".CURRENT.{os.getpid()}"
-    pointer.write_text(f"{version}\n")
-    sync(pointer)
-    pointer.replace(directory / "CURRENT")
-    sync(directory)
+    put_folder(temporary, folder / str(version))
+    replace_text(directory / "CURRENT", f"{version}\n")
     return version
 
 
@@ -81,4 +74,4 @@ def prune(directory: str | Path, *, keep: int, named: Collection[int] = ()) -> N
     """Delete all versions but the newest ``keep`` and those in ``named``."""
     for version in list_versions(directory)[:-keep]:
         if version not in named:
-            shutil.rmtree(Path(directory) / "versions" / str(version))
+            remove_folder(Path(directory) / "versions" / str(version))
