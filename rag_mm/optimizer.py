@@ -27,7 +27,8 @@ def rates(config: TrainConfig, step: int) -> tuple[float, float]:
     warm = max(1, config.warmup_steps)
     retriever = config.retriever_learning_rate * min(1.0, (step + 1) / warm)
     if step < config.retriever_steps:
-        return 0.0, retriever
+        alone = config.retriever_steps == config.steps  # then its rate is the one that decays
+        return 0.0, retriever * (min(1.0, (1.0 - step / config.steps) / DECAY_SHARE) if alone else 1.0)
     since, length = step - config.retriever_steps, config.steps - config.retriever_steps
     decay = min(1.0, (1.0 - since / length) / DECAY_SHARE)
     return config.learning_rate * min(1.0, (since + 1) / warm) * decay, retriever * config.joint_retriever_scale * decay

@@ -107,6 +107,9 @@ class Preparation(TrainingBatches):
         """The reader's first batch with arbitrary documents in place of retrieved ones: to trace and to prove on."""
         first = min(self.config.train.retriever_steps, self.config.train.steps - 1)
         taken = self._agreed(first, self._taken(first))
+        if not taken.samples:  # the retriever trains alone, on pairs: the reader is cut all the same
+            samples = [Sample("example", "?", ("?",), "name", "", "", ())] * self.config.train.batch_size
+            taken = self._agreed(first, self._queries_of.batch(samples, [], first))
         samples = taken.samples
         asked, documents = sorted(self.asked) or self.memory.store.ids[:1000], self.config.train.documents
         k = {"retrieved": self.config.retriever.k, "gold": 1, "none": 0}[documents]

@@ -1,14 +1,10 @@
 """Image-text retrieval among emoji that were held out: ``python -m benchmarks.evaluation.emoji``.
 
 Three tasks: Twemoji's drawing finds OpenMoji's, a name finds OpenMoji's drawing, and OpenMoji's drawing finds the
-name. The data are those of the quickstart (``data/factbook``), whose own training sees all of these emoji; so towers
-are trained here, on the others, by the framework's parts: `retriever.encoder`'s towers, `rag_mm.augmentation` and
-`rag_mm.objectives.contrastive`. Held out are whole families: emoji that look alike in one of the drawings, or whose
-names differ in man, woman and the like only ("woman running" tells too much about "man running").
-
-`DualEncoder` scores text against text and pictures against pictures, side by side, so across the two its score is 0
-by construction. For names and drawings the two towers are therefore given the same width and compared with each
-other.
+name. The data are those of the quickstart (``data/factbook``), whose own training sees all of these emoji; so the
+others are made into a data set of their own (`emoji_data`), and ``train.py`` trains a retriever on it as
+``configs/emoji.yaml`` says: text and pictures in one space, so that a name finds a drawing. From drawing to name there
+is no training of its own: the scores are those from name to drawing.
 
 Candidates are ``POOL`` of the held-out emoji, one of a family, drawn with each of five seeds; each candidate's query
 is asked once. A tie counts against the right one. Intervals: bootstrap over emoji, draws of all seeds together.
@@ -17,9 +13,11 @@ is asked once. A tie counts against the right one. Intervals: bootstrap over emo
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
-import time
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,35 +30,24 @@ import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import Tensor
 
+from benchmarks.evaluation.emoji_data import Drawn, families, read_emoji, split, write_dataset
 from benchmarks.pipeline.measuring import machine
-from data.dataset import Dataset
-from data.emoji_pictures import same_picture_groups
-from data.factbook_questions import stable_hash
 from data.images import pixels
-from rag_mm.augmentation import augment
+from rag_mm.checkpoint import checkpoint_dir
 from rag_mm.evaluate import bootstrap
 from rag_mm.evaluate.metric import Array, Scores, mean
-from rag_mm.losses import contrastive
-from retriever.config import RetrieverConfig
+from rag_mm.evaluate.run import find_checkpoint
+from rag_mm.metrics import read_metrics
 from retriever.embed import pictures
 from retriever.encoder import DualEncoder
+from retriever.weights import load_weights
 
 DOCS = Path(__file__).parents[2] / "docs" / "results.md"
+CONFIG = Path(__file__).parents[2] / "configs" / "emoji.yaml"
 RESULTS = Path(__file__).parent / "results" / "emoji.json"
 TASKS = ("Twemoji → OpenMoji", "name → OpenMoji", "OpenMoji → name")
-SEEDS, POOL, HELD_OUT, SIZE, NEIGHBOURS = (0, 1, 2, 3, 4), 100, 0.2, 24, 5
+SEEDS, POOL, NEIGHBOURS = (0, 1, 2, 3, 4), 100, 5
 HITS = (1, 5, 10)
-PEOPLE = {"man", "woman", "person", "men", "women", "people", "boy", "girl"}
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """An emoji: its name, and both drawings as PNG."""
-
-    id: str
-    name: str
-    twemoji: bytes
-    openmoji: bytes
 
 
 @dataclass
@@ -84,94 +71,32 @@ class Ranks:
         return Scores(names, tuple(self.units), columns, metrics)
 
 
-def read_emoji(data_dir: Path) -> list[Drawn]:
-    """All emoji of the memory but flags, with the drawing that asks for each."""
-    dataset = Dataset(str(data_dir))
-    asked = {p.id.removesuffix("-picture"): p.image for p in dataset.pairs("train") if p.image is not None}
-    ids = [name for name in sorted(dataset.store.ids) if name.startswith("emoji-")]
-    found = []
-    for document in dataset.store.fetch(ids):
-        twemoji = asked[document.id]
-        assert twemoji is not None and document.image is not None
-        found.append(Drawn(document.id, document.title, twemoji, document.image))
-    return found
+def train(data_dir: Path, run_dir: Path, *, steps: int, seed: int) -> None:
+    """train.py with configs/emoji.yaml; goes on if the run was interrupted."""
+    options = ["--run-dir", run_dir, "--data.dir", data_dir, "--train.steps", steps, "--train.seed", seed]
+    subprocess.run([sys.executable, "train.py", "--config", CONFIG, *map(str, options)], check=True)
 
 
-def families(emoji: Sequence[Drawn]) -> list[list[Drawn]]:
-    """Emoji that tell too much about each other, together."""
-    ids, by_id = [one.id for one in emoji], {one.id: one for one in emoji}
-    groups = same_picture_groups(ids, [[one.twemoji for one in emoji], [one.openmoji for one in emoji]])
-    alike: defaultdict[str, set[str]] = defaultdict(set)
-    for one in emoji:
-        words = [word for word in one.name.replace("’", "'").split() if word.lower() not in PEOPLE]
-        alike[" ".join(words) or one.name].add(one.id)
-    parent = {name: name for name in ids}
-
-    def root(name: str) -> str:
-        while parent[name] != name:
-            name = parent[name]
-        return name
-
-    for group in (*groups, *(sorted(names) for names in alike.values())):
-        for name in group[1:]:
-            parent[root(name)] = root(group[0])
-    members: defaultdict[str, list[Drawn]] = defaultdict(list)
-    for name in ids:
-        members[root(name)].append(by_id[name])
-    return list(members.values())
-
-
-def split(groups: Sequence[Sequence[Drawn]]) -> tuple[list[Drawn], list[Drawn]]:
-    """All emoji of the families to train on; of the held-out families one each (by a hash of its id)."""
-    order = sorted(groups, key=lambda group: stable_hash("emoji held out", min(one.id for one in group)))
-    num_held = round(HELD_OUT * len(order))
-    held = [min(group, key=lambda one: stable_hash("emoji", one.id)) for group in order[:num_held]]
-    return [one for group in order[num_held:] for one in group], held
-
-
-def train(emoji: Sequence[Drawn], *, steps: int, seed: int, batch_size: int = 96) -> DualEncoder:
-    """Both towers on the three tasks at once, in equal parts."""
-    torch.manual_seed(seed)
-    encoder = DualEncoder(RetrieverConfig(text_dim=128, image_dim=128, learned_text=True), image_size=SIZE)
-    encoder.text.fit([one.name for one in emoji])
-    asked, shown = (pictures([getattr(one, which) for one in emoji], SIZE)[0] for which in ("twemoji", "openmoji"))
-    optimizer = torch.optim.AdamW(encoder.parameters(), lr=2e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps, pct_start=0.1)
-    generator = torch.Generator().manual_seed(seed)
-    place, weight = torch.eye(batch_size, dtype=torch.bool), torch.full((batch_size,), 1 / batch_size)
-    for step in range(steps):
-        rows = torch.randperm(len(emoji), generator=generator)[:batch_size]
-        names = [emoji[i].name for i in rows.tolist()]
-        twemoji, openmoji = (
-            encoder.image(augment(image[rows], [f"{which} {name}" for name in names], seed=seed, step=step))
-            for which, image in (("twemoji", asked), ("openmoji", shown))
-        )
-        text, scale = texts(encoder, names), encoder.scale()
-        pairs = ((twemoji, openmoji), (text, openmoji), (openmoji, text))
-        loss = torch.stack([contrastive(a, b, place, weight, scale).sum() for a, b in pairs]).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        if step % 100 == 0:
-            print(f"step {step} of {steps}: loss {loss.item():.3f}", flush=True)
-    return encoder.eval()
-
-
-def texts(encoder: DualEncoder, names: Sequence[str]) -> Tensor:
-    """Embeddings (N, E) of names."""
-    none = torch.zeros(len(names), 3, SIZE, SIZE)
-    features = encoder.features(names, none, torch.zeros(len(names)))
-    return encoder.text(features["trigram"], features["trigram_mask"])
+def load_encoder(run_dir: Path) -> tuple[DualEncoder, int]:
+    """The retriever of a run's last checkpoint, and the side of its pictures."""
+    config, step = find_checkpoint(run_dir)
+    size = config.data.image_size
+    encoder = DualEncoder(config.retriever, image_size=size, weights=False)
+    load_weights(encoder, checkpoint_dir(run_dir, step))
+    return encoder.eval(), size
 
 
 @torch.no_grad()
-def by_towers(encoder: DualEncoder, emoji: Sequence[Drawn]) -> dict[str, Array]:
+def by_towers(encoder: DualEncoder, size: int, emoji: Sequence[Drawn]) -> dict[str, Array]:
     """Scores (queries, candidates) of every task."""
-    asked, shown = (
-        encoder.image(pictures([getattr(one, which) for one in emoji], SIZE)[0]) for which in ("twemoji", "openmoji")
-    )
-    text = texts(encoder, [one.name for one in emoji])
+
+    def drawings(which: str) -> Tensor:
+        images, there = pictures([getattr(one, which) for one in emoji], size)
+        return encoder(encoder.features([""] * len(emoji), images, there))
+
+    blank = torch.zeros(len(emoji), 3, size, size)
+    text = encoder(encoder.features([one.name for one in emoji], blank, torch.zeros(len(emoji))))
+    asked, shown = drawings("twemoji"), drawings("openmoji")
     pairs = zip(TASKS, ((asked, shown), (text, shown), (shown, text)), strict=True)
     return {task: (a @ b.T).numpy().astype(numpy.float64) for task, (a, b) in pairs}
 
@@ -286,23 +211,28 @@ def put(text: str, table: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evaluation.emoji", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data/factbook"), help="the quickstart's data")
-    parser.add_argument("--steps", type=int, default=1000, help="of training, 96 emoji each")
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/emoji"), help="data set and run; started again, goes on"
+    )
+    parser.add_argument("--steps", type=int, default=1000, help="of training")
     parser.add_argument("--seed", type=int, default=0, help="of training")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go")
     parser.add_argument("--docs", action="store_true", help="put the table into docs/results.md")
     given = parser.parse_args()
     before = machine()
     known, held = split(families(read_emoji(given.data)))
-    started = time.perf_counter()
-    encoder = train(known, steps=given.steps, seed=given.seed)
-    seconds = time.perf_counter() - started
+    data_dir, run_dir = given.work / "data", given.work / "run"
+    write_dataset(known, data_dir, tokenizer=given.data / "tokenizer")
+    train(data_dir, run_dir, steps=given.steps, seed=given.seed)
+    encoder, size = load_encoder(run_dir)
     names = [one.name for one in known]
     systems = {
-        "towers": lambda emoji: by_towers(encoder, emoji),
+        "towers": functools.partial(by_towers, encoder, size),
         "pixels": by_pixels,
         "pixels + trigram TF-IDF": PixelsAndNames(known, trigram_tf_idf(names)).scores,
         "pixels + BM25": PixelsAndNames(known, bm25(names)).scores,
     }
+    seconds = sum(sum(record["time_s"].values()) for record in read_metrics(run_dir))
     result = {
         "rows": measure(held, systems), "pool": POOL, "num_held_out": len(held), "num_trained": len(known),
         "steps": given.steps, "seed": given.seed, "seconds": seconds, "machine": before,

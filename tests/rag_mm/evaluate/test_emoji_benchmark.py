@@ -1,8 +1,9 @@
-"""The emoji benchmark's pure parts: who is held out with whom, ranks with ties, its baselines, its table."""
+"""The emoji benchmark: who is held out with whom, its data set and run, ranks with ties, its baselines, its table."""
 
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy
 import pytest
@@ -10,16 +11,18 @@ from PIL import Image
 
 from benchmarks.evaluation.emoji import (
     TASKS,
-    Drawn,
     PixelsAndNames,
     Ranks,
     bm25,
     by_pixels,
-    families,
+    by_towers,
+    load_encoder,
     put,
-    split,
+    train,
     trigram_tf_idf,
 )
+from benchmarks.evaluation.emoji_data import Drawn, families, split, write_dataset
+from data.dataset import Dataset
 
 
 def drawn(name: str, seed: int, *, like: int | None = None) -> Drawn:
@@ -74,6 +77,22 @@ def test_a_known_emoji_stands_between_drawing_and_name(matcher: object) -> None:
     assert by_pixels([Drawn(one.id, one.name, one.openmoji, one.openmoji) for one in same])[TASKS[0]].argmax(
         axis=1
     ).tolist() == [0, 1]
+
+
+def test_the_run_sees_what_is_trained_on_and_nothing_else(factbook_dir: Path, tmp_path: Path) -> None:
+    """Documents are drawings without a word; names and the other drawing ask for them. `train.py` takes it so."""
+    known = EMOJI[:5]
+    write_dataset(known, tmp_path / "data", tokenizer=factbook_dir / "tokenizer")
+    dataset = Dataset(tmp_path / "data")
+    documents = dataset.store.fetch(dataset.store.ids)
+    assert [(d.id, d.title, d.image) for d in documents] == [(one.id, "", one.openmoji) for one in known]
+    pairs = {(pair.text, pair.image, pair.gold) for pair in dataset.pairs("train")}
+    assert pairs == {(one.name, None, (one.id,)) for one in known} | {("", one.twemoji, (one.id,)) for one in known}
+    train(tmp_path / "data", tmp_path / "run", steps=3, seed=0)
+    scores = by_towers(*load_encoder(tmp_path / "run"), EMOJI)
+    assert set(scores) == set(TASKS) and {score.shape for score in scores.values()} == {(8, 8)}
+    numpy.testing.assert_allclose(scores[TASKS[1]].T, scores[TASKS[2]], atol=1e-6)
+    assert abs(scores[TASKS[1]]).max() > 0.01, "a name has a score with a drawing"
 
 
 def test_the_table_goes_between_its_marks() -> None:
