@@ -226,7 +226,7 @@ def main() -> None:
     train(data_dir, run_dir, steps=given.steps, seed=given.seed)
     encoder, size = load_encoder(run_dir)
     names = [one.name for one in known]
-    systems = {
+    systems: dict[str, Callable[[Sequence[Drawn]], Mapping[str, Array]]] = {
         "towers": functools.partial(by_towers, encoder, size),
         "pixels": by_pixels,
         "pixels + trigram TF-IDF": PixelsAndNames(known, trigram_tf_idf(names)).scores,
