@@ -48,6 +48,7 @@ class QueryBatch:
         renaming: of the facts in this step, if there is any.
         broken: rows of the Q queries whose picture this rank found to be broken, and why; not mended yet.
         seen: samples that a worker read for it, for the counts of bad ones (which count each once an epoch).
+        truncated: query texts that the retriever's text tower got cut off.
     """
 
     samples: list[Sample]
@@ -56,6 +57,7 @@ class QueryBatch:
     renaming: Renaming | None
     broken: dict[int, str] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
+    truncated: int = 0
 
 
 class Queries:
@@ -65,7 +67,6 @@ class Queries:
         usable_pairs: positions of the pairs that may be used.
         values: of each field, for renaming.
         role: which pictures are decoded; None: all.
-        featurizer: the encoder's own, whose counts go on; None: another.
     """
 
     def __init__(
@@ -78,11 +79,10 @@ class Queries:
         streams: Streams,
         values: Mapping[str, Sequence[str]],
         role: Role | None = None,
-        featurizer: Featurizer | None = None,
     ) -> None:
         self.config, self.questions, self.pairs = config, questions, pairs
         self.usable_pairs, self.streams, self.values, self.role = usable_pairs, streams, values, role
-        self.featurizer = featurizer or Featurizer(config.encoder)
+        self.featurizer = Featurizer(config.encoder)
         self._announcers: dict[Name, Announcer] = {}
 
     def samples(self, step: int) -> tuple[list[Sample], list[Pair]]:
@@ -125,8 +125,10 @@ class Queries:
         image, has_image = step_pictures(
             self.config, images, _names(samples, pairs), step=step, wanted=self._wanted(samples, pairs), broken=broken
         )
+        before = self.featurizer.truncated
         made = self.featurizer(_texts(samples, pairs), image, has_image, side="query")
-        return QueryBatch(samples, pairs, made, self.renaming(step), broken)
+        truncated = self.featurizer.truncated - before
+        return QueryBatch(samples, pairs, made, self.renaming(step), broken, truncated=truncated)
 
     def mended(self, batch: QueryBatch, step: int, broken: Mapping[int, str]) -> QueryBatch:
         """The batch with the queries of these rows emptied, bit for bit as if they never had held anything.
@@ -143,10 +145,8 @@ class Queries:
             self.config, batch.features["image"], batch.features["has_image"], _names(samples, pairs), step=step,
             wanted=self._wanted(samples, pairs), broken=broken,
         )  # fmt: skip
-        truncated = self.featurizer.truncated  # once a batch
         made = self.featurizer(_texts(samples, pairs), image, has_image, side="query")
-        self.featurizer.truncated = truncated
-        return QueryBatch(samples, pairs, made, batch.renaming, dict(broken), batch.seen)
+        return QueryBatch(samples, pairs, made, batch.renaming, dict(broken), batch.seen, batch.truncated)
 
     def condemn(self, step: int, broken: Mapping[int, str]) -> None:
         """Count the queries of these rows of a step as bad."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +53,10 @@ def say_end(run_dir: Path, joint: JointStep, collator: Collator, bad_steps: BadS
     for what, count in sorted(truncated.items()):
         if count:
             say(f"{what} were truncated {count} times (data.{limit[what]})")
+    embedded = Counter({"questions": joint.truncated, "documents": joint.encoder.featurizer.truncated})
+    embedded = functools.reduce(operator.or_, mesh.gather(embedded))
+    for what, count in sorted(embedded.items()):
+        say(f"{what} were truncated {count} times for the retriever ({joint.encoder.featurizer.limit})")
     for bad in (joint.questions.bad, joint.pairs.bad, joint.memory.store.bad):
         for line in bad.report():
             say(line)

@@ -9,13 +9,12 @@ Shapes: N rows, L trigrams, E width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from pipeline import Block, BlockProgram
-from retriever.encoder import EncoderSide, TextTower
+from pipeline import Block, BlockProgram, Plan
+from retriever.encoder import DualEncoder, EncoderSide, TextTower
 from retriever.towers.interface import Tower
 from retriever.towers.small_convolutions import ImageTower
 
@@ -93,7 +92,20 @@ def _small_image_blocks(image: ImageTower) -> TowerBlocks:
     )
 
 
-_LAYERS: dict[type[Tower], Callable[..., TowerBlocks]] = {TextTower: _trigram_blocks, ImageTower: _small_image_blocks}
+def _blocks_of(tower: Tower, name: str) -> TowerBlocks:
+    """A block for every layer where its kind is known, else one."""
+    kind = type(tower).__name__
+    if isinstance(tower, TextTower):
+        return _trigram_blocks(tower)
+    if isinstance(tower, ImageTower):
+        return _small_image_blocks(tower)
+    if kind in ("PretrainedText", "ClipTextTower", "ClipImageTower", "TimmTower"):
+        from rag_mm import public_tower_blocks  # imports the library of the model, which is imported already then
+
+        found = public_tower_blocks.blocks_of(tower)
+        if found is not None:
+            return TowerBlocks(*found)
+    return TowerBlocks([Block(f"{name}.tower", tower, tower.inputs, (f"{name}_part",))])
 
 
 def tower_program(side: EncoderSide) -> BlockProgram:
@@ -103,8 +115,7 @@ def tower_program(side: EncoderSide) -> BlockProgram:
     for name, tower in (("text", side.text), ("image", side.image)):
         if tower is None:
             continue
-        whole = TowerBlocks([Block(f"{name}.tower", tower, tower.inputs, (f"{name}_part",))])
-        found[name] = _LAYERS[type(tower)](tower) if type(tower) in _LAYERS else whole
+        found[name] = _blocks_of(tower, name)
         inputs += tower.inputs
     has = [f"has_{name}" for name in found]
     reads = (*(one.output for one in found.values()), *has)
@@ -114,3 +125,15 @@ def tower_program(side: EncoderSide) -> BlockProgram:
         outputs=(EMBEDDING,),
         axes={name: axis for one in found.values() for name, axis in one.axes.items()},
     )
+
+
+def buffers_here(program: BlockProgram, plan: Plan, rank: int) -> list[Tensor]:
+    """Buffers of the blocks of a rank's stages (tables of positions, say)."""
+    names = [name for stage in plan.stages_of(rank) for name in plan.stages[stage].blocks]
+    return [buffer for name in names for buffer in program.blocks[program.index(name)].module.buffers()]
+
+
+def saved_buffers(encoder: DualEncoder, buffers: list[Tensor]) -> dict[str, Tensor]:
+    """Those of these buffers that checkpoints have, by the encoder's names."""
+    saved, wanted = encoder.state_dict(), {id(buffer) for buffer in buffers}
+    return {name: buffer for name, buffer in encoder.named_buffers() if name in saved and id(buffer) in wanted}

@@ -21,7 +21,7 @@ from pipeline.ghosts import make_ghosts
 from pipeline.hoist import Tower
 from pipeline.padding import pad_batch
 from rag_mm.mesh import Mesh
-from rag_mm.tower_program import EMBEDDING, tower_program
+from rag_mm.tower_program import EMBEDDING, buffers_here, saved_buffers, tower_program
 from retriever.embed import document_hash, tensor_hashes
 from retriever.encoder import DualEncoder, EncoderSide, Features, rows
 
@@ -130,6 +130,7 @@ class PipedTowers:
         self._programs: dict[EncoderSide, BlockProgram] = {}
         self._towers: dict[EncoderSide, Tower] = {}
         self._here: dict[str, nn.Parameter] = {}
+        self._buffers: list[Tensor] = []
         owned: set[str] = set()
         for side in encoder.sides():
             program = tower_program(side)
@@ -138,9 +139,11 @@ class PipedTowers:
             parameters = tower.pipeline.parameters_here
             self._here |= {own[id(p)]: p for p in parameters.values()}
             owned |= {own[id(parameters[n])] for n in tower.pipeline.owned}
+            self._buffers += buffers_here(program, plan, mesh.stage)
         self.owned = frozenset(owned)
         self.sharded = {n: p for n, p in self._here.items() if p.requires_grad}
         self.replicated = {"log_scale": encoder.log_scale}
+        self._saved_buffers = saved_buffers(encoder, self._buffers)
 
     def share(self, count: int) -> Tensor:
         return torch.arange(count)[self.mesh.replica :: self.mesh.num_replicas]
@@ -177,12 +180,13 @@ class PipedTowers:
         return pad_batch(self._programs[side], wide, multiple=ROW_BUCKET, weights=())
 
     def tensors_here(self) -> dict[str, Tensor]:
-        return {n: t.detach() for n, t in {**self._here, **self.replicated}.items()}
+        return {n: t.detach() for n, t in {**self._here, **self.replicated, **self._saved_buffers}.items()}
 
     def release(self) -> None:
         for tower in self._towers.values():
             tower.pipeline.release_other_stages()
-        make_ghosts([self.encoder], keep=[*self._here.values(), *self.replicated.values()])  # it holds them too
+        kept = [*self._here.values(), *self.replicated.values(), *self._buffers]
+        make_ghosts([self.encoder], keep=kept)  # it holds the others too
 
     def weights_hash(self) -> str:
         gathered = self.mesh.gather(tensor_hashes(self.tensors_here()))

@@ -35,6 +35,7 @@ class TrainingBatches:
         values: values of each field over the asked documents, for renaming.
         streams: which samples a step takes.
         role: which pictures this rank decodes; None, before the reader is cut: all.
+        truncated: query texts that the retriever's text tower got cut off so far.
 
     Raises:
         ValueError: if the data set does not fit the configuration.
@@ -69,6 +70,7 @@ class TrainingBatches:
         self.reads, self.trains_retriever = self.streams.reads, self.streams.trains_retriever
         self._contrasts = self.streams.contrasts
         self.role: Role | None = None
+        self.truncated = 0
         self._ahead: Ahead[QueryBatch] | None = None
 
     @functools.cached_property
@@ -111,6 +113,7 @@ class TrainingBatches:
             assert self._ahead.next == step, "workers read the steps in their order"
             batch = next(self._ahead)
             count_seen(batch.seen, (self.questions, self.pairs))
+        self.truncated += batch.truncated
         return self._agreed(step, batch)
 
     def _agreed(self, step: int, batch: QueryBatch) -> QueryBatch:

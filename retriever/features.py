@@ -34,10 +34,11 @@ class Featurizer:
         """Texts that were cut off so far."""
         return 0 if self.text is None else self.text.truncated
 
-    @truncated.setter
-    def truncated(self, count: int) -> None:
-        if self.text is not None:
-            self.text.truncated = count
+    @property
+    def limit(self) -> str:
+        """What decided where they were cut."""
+        own = self.text is not None and self.text.limited_by
+        return own or "the text tower's own length"
 
     def __call__(
         self, texts: Sequence[str], images_N3SS: Tensor, has_image_N: Tensor, *, side: Side | None = None

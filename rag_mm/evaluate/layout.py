@@ -27,7 +27,7 @@ from pipeline.ghosts import give_memory
 from rag_mm.mesh import Mesh
 from rag_mm.model import Model
 from rag_mm.reader.fusion import answering_program
-from rag_mm.tower_program import EMBEDDING, tower_program
+from rag_mm.tower_program import EMBEDDING, buffers_here, saved_buffers, tower_program
 from retriever.embed import combined_hash, document_hash, stored_features, tensor_hashes
 from retriever.encoder import DualEncoder, EncoderSide, Features
 
@@ -98,6 +98,8 @@ class Layout:
                 names[id(p)]: p.detach() for towers in self._towers.values() for p in towers.parameters_here.values()
             }
             self._encoder_here["log_scale"] = self.encoder.log_scale.detach()
+            for towers in programs.values():
+                self._encoder_here |= saved_buffers(self.encoder, buffers_here(towers, cut, mesh.stage))
         else:
             give_memory([self.encoder], list(self.encoder.state_dict(keep_vars=True).values()))
             self._encoder_here = dict(self.encoder.state_dict())

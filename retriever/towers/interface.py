@@ -40,7 +40,10 @@ class TextBackend(ABC):
 
     Attributes:
         truncated: texts that ``features`` has cut off so far.
+        limited_by: the option that says where, if there is one.
     """
+
+    limited_by = ""
 
     def __init__(self, config: RetrieverConfig) -> None:
         self.config = config

@@ -62,6 +62,8 @@ class PretrainedText(Tower):
 class TransformersText(TextBackend):
     """``retriever.text: transformers``."""
 
+    limited_by = "retriever.text_max_tokens"
+
     def __init__(self, config: RetrieverConfig) -> None:
         super().__init__(config)
         from transformers import AutoConfig, AutoTokenizer
@@ -119,7 +121,9 @@ class TransformersText(TextBackend):
 
     def tower(self, *, weights: bool = True) -> PretrainedText:
         from transformers import AutoModel
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()  # of loading weights, which takes a moment
         for name, value in vars(self.model_config).items():
             if "drop" in name and isinstance(value, float):
                 setattr(self.model_config, name, 0.0)

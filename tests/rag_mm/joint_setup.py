@@ -28,6 +28,7 @@ from rag_mm.towers import DealtTowers, PipedTowers, Towers
 from retriever.config import RetrieverConfig
 from retriever.encoder import DualEncoder
 
+RETRIEVER = RetrieverConfig(k=3, learned_text=True, text_buckets=256, text_dim=64, image_dim=16, image_width=8)
 BAD_SAMPLES = (0, 5)
 READER = ReaderConfig(width=16, heads=2, ffn_width=24, encoder_layers=1, decoder_layers=2, dropout=0.2)
 
@@ -42,13 +43,14 @@ def config(
     reader: ReaderConfig = READER,
     objectives: ObjectivesConfig | None = None,
     parallel: dict[str, Any] | None = None,
+    retriever: RetrieverConfig | None = None,
     **train: Any,
 ) -> Config:
     """A run of four steps in which the reader trains from the first on, with a small retriever."""
     return Config(
         run_dir=str(directory.parent / "run"),
         data=DataConfig(dir=str(directory), max_document_tokens=40),
-        retriever=RetrieverConfig(k=3, learned_text=True, text_buckets=256, text_dim=64, image_dim=16, image_width=8),
+        retriever=retriever or RETRIEVER,
         reader=reader,
         objectives=objectives or ObjectivesConfig(pdist=0.7, emdr2=0.3, contrastive=0.5),
         train=TrainConfig(
@@ -69,8 +71,9 @@ def build(settings: Config, run_dir: Path) -> tuple[JointStep, BlockProgram]:
     # An untrained picture tower finds all pictures alike. A document's gradient then cancels over the documents of a
     # question, and float32 is left with few digits of it, on one process as on many.
     with torch.no_grad():
-        for parameter in model.encoder.image.parameters():
-            parameter.mul_(3.0)
+        if settings.retriever.image == "small":
+            for parameter in model.encoder.image.parameters():
+                parameter.mul_(3.0)
     memory = Memory(dataset.store, run_dir, mesh, image_size=24, batch_size=64, keep=1)
     towers: Towers = DealtTowers(model.encoder, mesh)
     if settings.parallel.towers == "piped":
