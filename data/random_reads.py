@@ -3,8 +3,9 @@
 Training asks for some hundred small ranges at once. They are sorted by (file, first byte), ranges that touch or
 nearly touch become one read, and each file is looked up once. What lies in the page cache is read at once, in the
 calling thread (``preadv2`` with ``RWF_NOWAIT``: handing a read of one microsecond to a thread costs fifty); what
-would block, and every file that is not open yet, goes to a few threads, so that a disk or a parallel file system
-sees many requests at a time. Where the system has no ``RWF_NOWAIT``, every read goes to the threads.
+would block goes to a few threads, so that a disk or a parallel file system sees many requests at a time. So do files
+that have to be opened, unless the opens before were as fast as a local disk's. Where the system has no
+``RWF_NOWAIT``, every read goes to the threads.
 
 Files of an fsspec file system are read by its ``cat_ranges``, which does the concurrency. A file may be replaced by
 a local copy while reads go on (``replace``). Safe between threads and across fork.
@@ -17,6 +18,7 @@ import itertools
 import operator
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +32,7 @@ from numpy.typing import NDArray
 
 MAX_GAP = 1024  # bytes read for nothing rather than reading twice: neighbours in a tar are a header and padding apart
 ADVICE = 128 << 10  # bytes; of a longer piece of advice the kernel may heed the beginning only
+FAST_OPEN_S = 100e-6  # opens that take less on average are done by the calling thread
 MAX_RUN = 8 << 20  # bytes; longer runs would be one thread's work and one buffer
 NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 
@@ -187,6 +190,10 @@ class RandomReads:
         later: list[Run] = []
         for file, group in itertools.groupby(runs, key=operator.itemgetter(0)):
             entry = None if self._nowait is None else self._open.borrow(file)
+            path = self._local[file]
+            if entry is None and self._nowait is not None and path is not None and self._open.opens_fast:
+                with suppress(FileNotFoundError):  # a copy that somebody removed: `_read_blocking` knows what then
+                    entry = self._open.take(file, path)
             if entry is None:
                 later += group
                 continue
@@ -294,12 +301,17 @@ class _OpenFiles:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self._open_s = 10 * FAST_OPEN_S  # of the opens before, the later ones counting more; unknown is slow
         self._files: OrderedDict[int, _OpenFile] = OrderedDict()
         self._leaving: list[_OpenFile] = []  # replaced while in use; closed by the last user
         self._changed = threading.Condition(threading.Lock())
 
     def __len__(self) -> int:
         return len(self._files) + len(self._leaving)
+
+    @property
+    def opens_fast(self) -> bool:
+        return self._open_s < FAST_OPEN_S
 
     def borrow(self, file: int) -> _OpenFile | None:
         """The file if it is open already; to be given back."""
@@ -325,7 +337,9 @@ class _OpenFiles:
                 with entry.opening:  # not under the common lock: an open may take milliseconds
                     if entry.fd < 0:
                         # The caller's path: another reader may have made this entry for a copy that is gone.
+                        start = time.perf_counter()
                         entry.fd, entry.path = os.open(path, os.O_RDONLY | os.O_CLOEXEC), path
+                        self._open_s += (min(time.perf_counter() - start, 10 * FAST_OPEN_S) - self._open_s) / 8
         except BaseException:
             self.give_back(file, entry)
             raise

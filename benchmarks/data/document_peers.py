@@ -27,6 +27,7 @@ from typing import Any
 from benchmarks.data.peers import PeerProcess
 
 NAMES = ("wids", "wids, 10 tars open", "litdata", "mosaicml-streaming", "megatron-energon")
+MORE = ("wids, 128 tars open",)  # of `benchmarks.data.many_tars`
 Reader = Callable[[Sequence[int]], Sequence[Any]]  # positions -> documents
 
 
@@ -146,8 +147,9 @@ def _bodies(shards: Path) -> Any:
 
 def run(name: str, shards: Path, work: Path) -> None:
     """Read the positions of each line on stdin; answer with seconds and titles as JSON, or with what went wrong."""
-    few = functools.partial(wids, num_open=10)  # its default
-    makers = dict(zip(NAMES, (wids, few, litdata, mosaicml_streaming, megatron_energon), strict=True))
+    few, more = functools.partial(wids, num_open=10), functools.partial(wids, num_open=128)  # 10 is its default
+    made = (wids, few, litdata, mosaicml_streaming, megatron_energon, more)
+    makers = dict(zip(NAMES + MORE, made, strict=True))
     answers = io.open(1, "w", buffering=1, closefd=False)  # noqa: SIM115, UP020
     try:
         read = makers[name](shards, work)
@@ -185,7 +187,7 @@ def main() -> None:
         prog="python -m benchmarks.data.document_peers", description=__doc__.split("\n", 1)[0]
     )
     parser.add_argument("--make", type=Path, metavar="FOLDER", help="complete the environment and end")
-    parser.add_argument("--run", choices=NAMES, help="read as one of them")
+    parser.add_argument("--run", choices=NAMES + MORE, help="read as one of them")
     parser.add_argument("--shards", type=Path)
     parser.add_argument("--work", type=Path)
     given = parser.parse_args()

@@ -2,6 +2,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data import random_reads
 from data.random_reads import MAX_GAP, RandomReads, Range, coalesce
 
 SIZES = (0, 1, 700, 5000, 40_000)
@@ -184,3 +186,46 @@ def in_child(check: Callable[[], bool]) -> bool:
 
 def num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(("fast_s", "inline"), [(0.0, False), (1e9, True)])
+def test_files_are_opened_by_the_caller_only_where_opens_are_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast_s: float, inline: bool
+):
+    """Whoever opens them, the bytes are the same, and the bound on open files holds."""
+    files = [tmp_path / f"{i}" for i in range(40)]
+    for i, file in enumerate(files):
+        file.write_bytes(bytes([i]) * 100)
+    opened: list[bool] = []
+    whole = os.open
+
+    def watched(*given: Any) -> int:
+        opened.append(threading.current_thread() is threading.main_thread())
+        return whole(*given)
+
+    reads = RandomReads(files, max_open_files=4)
+    if reads._nowait is None:
+        pytest.skip("every read goes to the threads here")
+    monkeypatch.setattr(random_reads, "FAST_OPEN_S", fast_s)
+    monkeypatch.setattr(os, "open", watched)
+    assert reads.read([(i, 0, 5) for i in range(20)]) == [bytes([i]) * 5 for i in range(20)]
+    assert reads.read([(i, 3, 9) for i in range(20, 40)]) == [bytes([i]) * 6 for i in range(20, 40)]
+    assert opened == [inline] * 40 and reads.num_open == 4
+
+
+def test_opens_that_become_slow_go_to_the_threads_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files = [tmp_path / f"{i}" for i in range(200)]
+    for file in files:
+        file.write_bytes(b"x" * 10)
+    reads = RandomReads(files, max_open_files=1)
+    clock, took = [0.0], [0.0]
+
+    def perf_counter() -> float:  # each open takes what is said
+        clock[0] += took[0] / 2
+        return clock[0]
+
+    monkeypatch.setattr(random_reads.time, "perf_counter", perf_counter)
+    assert not reads._open.opens_fast  # unknown
+    for took[0], expected in ((1e-6, True), (1e-2, False), (1e-6, True)):
+        reads.read([(i, 0, 1) for i in range(200)])
+        assert reads._open.opens_fast == expected
