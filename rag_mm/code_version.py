@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import subprocess
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import torch
 GIT_S = 10.0  # for git to answer; without an answer there is no commit
 
 
+@functools.cache
 def code_version() -> dict[str, str]:
     """Versions of this package and of torch, and the commit, "+" for changes since; empty where there is none."""
     try:
