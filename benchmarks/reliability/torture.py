@@ -6,7 +6,8 @@ A run on two pipeline stages is killed with SIGKILL (one rank, or all processes)
 killed again, until it is finished; then the next. A third of the kills wait for a moment that matters: a checkpoint
 on its way, an index version on its way. After each kill the state must be readable, after the kill of one rank the
 others must end within ``LIMIT_S`` and say which rank they lost, and a finished run must have, but for times, the
-very ``metrics.jsonl`` of a run that was left alone: each step once, with its samples, its documents, its loss.
+very ``metrics.jsonl`` of a run that was left alone: each step once, with its samples, its documents, its loss. One run
+of six refreshes its index beside the steps, and is killed within such a refresh, too.
 Conversions of a corpus are killed the same way, and their result must be the undisturbed one, byte for byte.
 """
 
@@ -36,9 +37,17 @@ SETTINGS = (
     "--reader.width", "16", "--reader.heads", "2", "--reader.ffn_width", "24", "--reader.encoder_layers", "1",
     "--reader.dropout", "0.1", "--retriever.text_dim", "32", "--objectives.pdist", "0.5", "--train.batch_size", "8",
     "--train.retriever_batch_size", "8", "--train.pair_batch_size", "8", "--train.retriever_share", "0.2",
-    "--train.distill_share", "0.1", "--index.refresh_every_n_steps", "4", "--checkpoint.every_n_steps", "3",
-    "--parallel.verify", "off", "--parallel.timeout_s", "30",
+    "--train.distill_share", "0.1", "--checkpoint.every_n_steps", "3", "--parallel.verify", "off",
+    "--parallel.timeout_s", "30",
 )  # fmt: skip
+# How the index follows: often and between the steps, or beside them, which starts a process for each refresh.
+REFRESHES = {
+    "sync": ("--index.refresh_every_n_steps", "4"),
+    "async": ("--index.refresh", "async", "--index.refresh_every_n_steps", "12", "--index.refresh_lag", "4"),
+}
+MOMENTS = {"checkpoint": "checkpoints/.step-*.tmp", "index": "index/versions/.*.tmp", "refresh": "refresh/step-*"}
+SHARE_ASYNC = 1 / 6  # of the runs
+REFRESH_S = 6.0  # that a refresh beside the steps takes, about
 
 
 @dataclass
@@ -64,30 +73,34 @@ class Torture:
         folder: where runs and logs go.
         dataset: a prepared factbook.
         steps: of each run.
+        share_async: of the runs that refresh their index beside the steps.
     """
 
-    def __init__(self, folder: Path, dataset: Path, *, steps: int, seed: int) -> None:
-        self.folder, self.dataset, self.steps = folder, dataset, steps
+    def __init__(self, folder: Path, dataset: Path, *, steps: int, seed: int, share_async: float = 0.0) -> None:
+        self.folder, self.dataset, self.steps, self.share_async = folder, dataset, steps, share_async
         self.random = random.Random(seed)
         self.found = Findings()
         self._runs = 0
+        self._seconds: dict[str, float] = {}
         victims.preload()
-        self.right = self._undisturbed()
+        self.right = {refresh: self._undisturbed(refresh) for refresh in REFRESHES if share_async or refresh == "sync"}
 
-    def _argv(self, run: Path) -> list[str]:
+    def _argv(self, run: Path, refresh: str) -> list[str]:
+        plan = self.folder / "plan.json"
         return [
             "--data.dir", str(self.dataset), "--run-dir", str(run), "--train.steps", str(self.steps), *SETTINGS,
-            "--parallel.pipeline_stages", "2", "--parallel.plan", str(self.folder / "plan.json"),
+            *REFRESHES[refresh], "--parallel.pipeline_stages", "2",
+            *(("--parallel.plan", str(plan)) if plan.exists() else ()),
         ]  # fmt: skip
 
-    def _undisturbed(self) -> list[dict[str, Any]]:
-        """The metrics of a run that is left alone; its plan is everybody's, as cuts may change last bits."""
-        run = self.folder / "undisturbed"
-        argv = self._argv(run)[:-2]
-        victim = victims.fork_ranks(argv, self.folder / "undisturbed.log", num_ranks=2, store=self.folder / "store")
+    def _undisturbed(self, refresh: str) -> list[dict[str, Any]]:
+        """The metrics of a run that is left alone; the first one's plan is everybody's: cuts may change last bits."""
+        run = self.folder / ("undisturbed" if refresh == "sync" else f"undisturbed-{refresh}")
+        argv, log = self._argv(run, refresh), self.folder / f"{run.name}.log"
+        victim = victims.fork_ranks(argv, log, num_ranks=2, store=self.folder / "store")
         begun = time.monotonic()
         victim.wait(limit_s=600)
-        self._seconds = time.monotonic() - begun
+        self._seconds[refresh] = time.monotonic() - begun
         if victim.poll() != [0, 0]:
             raise RuntimeError(f"the undisturbed run failed: {victim.log.read_text()[-2000:]}")
         (self.folder / "plan.json").write_bytes((run / "plan.json").read_bytes())
@@ -98,26 +111,29 @@ class Torture:
         while not stop():
             self._runs += 1
             run = self.folder / f"run-{self._runs}"
-            while self._start_and_kill(run, launched=launched, spare=stop()):
+            refresh = "async" if self.random.random() < self.share_async else "sync"
+            while self._start_and_kill(run, refresh, launched=launched, spare=stop()):
                 pass
-            self._compare(run)
+            self._compare(run, refresh)
 
-    def _start_and_kill(self, run: Path, *, launched: bool, spare: bool) -> bool:
+    def _start_and_kill(self, run: Path, refresh: str, *, launched: bool, spare: bool) -> bool:
         """Start the run; gives whether it has to be started again."""
         log = self.folder / f"{run.name}.log"
+        argv = self._argv(run, refresh)
         if launched:
-            victim = victims.launch(self._argv(run), log)
+            victim = victims.launch(argv, log)
         else:
-            victim = victims.fork_ranks(self._argv(run), log, num_ranks=2, store=self.folder / "store")
-        when = "spared" if spare else self.random.choice(("any", "any", "any", "any", "checkpoint", "index"))
-        killed = False
+            victim = victims.fork_ranks(argv, log, num_ranks=2, store=self.folder / "store")
+        moments = ("any", "any", "any", "any", "checkpoint", "index" if refresh == "sync" else "refresh")
+        when = "spared" if spare else self.random.choice(moments)
+        seconds, killed = self._seconds[refresh], False
         if when == "any":
-            killed = self._wait_for(victim, lambda: False, self._random_s(launched))
+            killed = self._wait_for(victim, lambda: False, self.random.uniform(0, seconds + LAUNCH_S * launched))
         elif when != "spared":
-            pattern = "checkpoints/.step-*.tmp" if when == "checkpoint" else "index/versions/.*.tmp"
-            skip = self.random.randrange(3)
-            killed = self._wait_for(victim, appearing(run, pattern, skip=skip), 2 * self._seconds + LAUNCH_S)
-            time.sleep(self.random.uniform(0, 0.02))
+            skip = self.random.randrange(3) if when != "refresh" else 0
+            killed = self._wait_for(victim, appearing(run, MOMENTS[when], skip=skip), 2 * seconds + LAUNCH_S)
+            longest = 0.02 if when != "refresh" else REFRESH_S
+            killed = self._wait_for(victim, lambda: False, self.random.uniform(0, longest)) and killed
         if not killed or not victim.running():
             victim.wait(limit_s=600)
             statuses = victim.poll()
@@ -125,12 +141,8 @@ class Torture:
                 self._fault(run, f"a run that was left alone ended with {statuses}")
                 return False
             return False
-        self._kill(victim, run, when, launched=launched)
+        self._kill(victim, run, when if refresh == "sync" else f"{when} (async refresh)", launched=launched)
         return True
-
-    def _random_s(self, launched: bool) -> float:
-        """Somewhere in the life of a run, its launch included."""
-        return self.random.uniform(0, self._seconds + LAUNCH_S * launched)
 
     def _wait_for(self, victim: Victim, moment: Callable[[], bool], limit_s: float) -> bool:
         """Wait for a moment, at most so long; whether the victim still runs then."""
@@ -170,6 +182,7 @@ class Torture:
     def _check_readable(self, run: Path) -> None:
         from rag_mm import checkpoint
         from rag_mm.metrics import read_metrics
+        from retriever import checkpoint_files
         from retriever import index as index_files
 
         try:
@@ -180,20 +193,24 @@ class Torture:
             if step is not None:
                 if len(lines) < step:
                     self._fault(run, f"a checkpoint of step {step}, but {len(lines)} lines of metrics")
-                version = checkpoint.read_state(run, step)["index_version"]
-                if version is not None:
-                    index_files.load(run / "index", version=version)
+                state = checkpoint.read_state(run, step)
+                if state["index_version"] is not None:
+                    index_files.load(run / "index", version=state["index_version"])
+                if state.get("refresh") is not None:  # one that is to be begun again from its snapshot
+                    checkpoint_files.verify(run / "refresh" / f"step-{state['refresh']['step']}")
             if (run / "index" / "CURRENT").exists():
                 index_files.load(run / "index")
         except (OSError, ValueError) as error:
             self._fault(run, f"unreadable: {type(error).__name__}: {error}")
 
-    def _compare(self, run: Path) -> None:
+    def _compare(self, run: Path, refresh: str = "sync") -> None:
         self.found.finished += 1
+        if left := victims.left_of(run, limit_s=LIMIT_S):
+            self._fault(run, f"processes are left: {left}")
         lines = metrics(run)
         if [line["step"] for line in lines] != list(range(1, self.steps + 1)):
             self._fault(run, f"steps {[line['step'] for line in lines]}")
-        for right, line in zip(self.right, lines, strict=False):
+        for right, line in zip(self.right[refresh], lines, strict=False):
             if right != line:
                 names = [name for name in right if right[name] != line.get(name)]
                 self._fault(run, f"step {line['step']} differs in {names}")
@@ -271,11 +288,12 @@ def folder_hash(folder: Path) -> str:
 
 
 def session(
-    folder: Path, dataset: Path, *, launched: int, forked: int, conversions: int, minutes: float, steps: int, seed: int
-) -> Findings:
+    folder: Path, dataset: Path, *, launched: int, forked: int, conversions: int, minutes: float, steps: int, seed: int,
+    share_async: float = 0.0,
+) -> Findings:  # fmt: skip
     """As many kills of each sort, or as many as fit into the time."""
     end = time.monotonic() + 60 * minutes
-    torture = Torture(folder, dataset, steps=steps, seed=seed)
+    torture = Torture(folder, dataset, steps=steps, seed=seed, share_async=share_async)
     torture.convert(conversions)
 
     def enough(kind: str, number: int) -> bool:
@@ -310,7 +328,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = session(
             Path(folder), given.data.resolve(), launched=given.launched,
             forked=given.kills - given.launched - conversions, conversions=conversions,
-            minutes=given.minutes, steps=given.steps, seed=given.seed,
+            minutes=given.minutes, steps=given.steps, seed=given.seed, share_async=SHARE_ASYNC,
         )  # fmt: skip
     rows = [{"killed": name, "kills": number} for name, number in sorted(found.kills.items())]
     result = {

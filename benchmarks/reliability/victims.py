@@ -84,6 +84,23 @@ def _alive(pid: int) -> bool:
         return False
 
 
+def left_of(run: Path, *, limit_s: float) -> list[str]:
+    """Command lines of processes that still work for a run some time after it has ended."""
+    end = time.monotonic() + limit_s
+    while True:
+        left = []
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (place / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if any(word == str(run) or word.startswith(f"{run}/") for word in words) and _alive(int(place.name)):
+                left.append(" ".join(words))
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.05)
+
+
 def launch(argv: Sequence[str], log: Path) -> Victim:
     """``python train.py *argv``, as a user starts it."""
     said_before = _size(log)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.reliability import victims
 from benchmarks.reliability.torture import Torture, session
 
 
@@ -14,6 +17,29 @@ def test_a_few_kills_lose_nothing(factbook_dir: Path, tmp_path: Path):
     found = session(tmp_path, factbook_dir, launched=0, forked=3, conversions=1, minutes=3, steps=10, seed=1)
     assert found.faults == []
     assert sum(found.kills.values()) >= 4 and found.finished >= 2
+
+
+@pytest.mark.slow
+def test_kills_amid_refreshes_beside_the_steps_lose_nothing(factbook_dir: Path, tmp_path: Path):
+    found = session(
+        tmp_path, factbook_dir, launched=0, forked=4, conversions=0, minutes=8, steps=30, seed=3, share_async=1.0
+    )
+    assert found.faults == [] and sum(found.kills.values()) >= 4
+    assert all("async" in name for name in found.kills)
+
+
+def test_processes_that_are_left_are_found(tmp_path: Path):
+    process = subprocess.Popen(["sleep", "100", str(tmp_path / "run" / "index")], stderr=subprocess.DEVNULL)
+    process.kill()
+    process.wait()
+    assert victims.left_of(tmp_path / "run", limit_s=0) == []
+    script = "import sys; print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", script, str(tmp_path / "run" / "index")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        (left,) = victims.left_of(tmp_path / "run", limit_s=0)
+        assert str(tmp_path / "run" / "index") in left and victims.left_of(tmp_path / "ru", limit_s=0) == []
+    assert victims.left_of(tmp_path / "run", limit_s=0) == []
 
 
 @pytest.mark.parametrize(
