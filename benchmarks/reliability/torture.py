@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import random
+import statistics
 import tempfile
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ from typing import Any
 
 from benchmarks.reliability import victims
 from benchmarks.reliability.victims import Victim
+from rag_mm.metrics import read_metrics
 
 RESULTS = Path(__file__).parent / "results"
 LAUNCH_S = 8.0  # that importing everything takes, about
@@ -58,12 +60,14 @@ class Findings:
         kills: by what was killed and when.
         faults: what was lost or unreadable, in words; empty is the aim.
         end_s: seconds until the other ranks had ended, after the kill of one.
+        waited_s: seconds that a step of the undisturbed run waited for checkpoints, of each step that did.
     """
 
     kills: Counter[str] = field(default_factory=Counter)
     finished: int = 0
     faults: list[str] = field(default_factory=list)
     end_s: list[float] = field(default_factory=list)
+    waited_s: list[float] = field(default_factory=list)
 
 
 class Torture:
@@ -104,6 +108,8 @@ class Torture:
         if victim.poll() != [0, 0]:
             raise RuntimeError(f"the undisturbed run failed: {victim.log.read_text()[-2000:]}")
         (self.folder / "plan.json").write_bytes((run / "plan.json").read_bytes())
+        waits = [line["time_s"]["checkpoint"] for line in read_metrics(run)]
+        self.found.waited_s += [seconds for seconds in waits if seconds > 1e-3]  # else it only looked
         return metrics(run)
 
     def run_until(self, stop: Callable[[], bool], *, launched: bool) -> None:
@@ -181,7 +187,6 @@ class Torture:
 
     def _check_readable(self, run: Path) -> None:
         from rag_mm import checkpoint
-        from rag_mm.metrics import read_metrics
         from retriever import checkpoint_files
         from retriever import index as index_files
 
@@ -332,8 +337,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )  # fmt: skip
     rows = [{"killed": name, "kills": number} for name, number in sorted(found.kills.items())]
     result = {
-        "machine": machine(), "kills": sum(found.kills.values()), "finished_runs": found.finished,
+        "machine": machine(), "date": time.strftime("%Y-%m-%d"), "kills": sum(found.kills.values()), "finished_runs": found.finished,
         "faults": found.faults, "slowest_end_s": max(found.end_s, default=0.0),
+        "checkpoint_wait_s": statistics.median(found.waited_s or [0.0]),
         "minutes": (time.monotonic() - begun) / 60, "seed": given.seed, "steps": given.steps, "rows": rows,
     }  # fmt: skip
     given.out.parent.mkdir(parents=True, exist_ok=True)
