@@ -22,8 +22,8 @@ def markdown(result: dict[str, Any]) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in result["machine"].items())
     launched = sum(row["kills"] for row in result["rows"] if row["killed"].startswith("launched"))
     about = (
-        f"{result['kills']} kills ({launched} of launched runs) in {result['minutes']:.0f} minutes on {result['date']}, "
-        f"{result['finished_runs']} runs and conversions brought to their end and compared, faults: "
+        f"{result['kills']} kills ({launched} of launched runs) in {result['minutes']:.0f} minutes on "
+        f"{result['date']}, {result['finished_runs']} runs and conversions brought to their end and compared, faults: "
         f"{len(result['faults'])}. Slowest end of the other ranks after one had died: {result['slowest_end_s']:.1f} s. "
         "A step of the undisturbed run at which a checkpoint began waited "
         f"{result['checkpoint_wait_s'] * 1e3:.0f} ms for it (median), the one before included. "

@@ -337,7 +337,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )  # fmt: skip
     rows = [{"killed": name, "kills": number} for name, number in sorted(found.kills.items())]
     result = {
-        "machine": machine(), "date": time.strftime("%Y-%m-%d"), "kills": sum(found.kills.values()), "finished_runs": found.finished,
+        "machine": machine(), "date": time.strftime("%Y-%m-%d"),
+        "kills": sum(found.kills.values()), "finished_runs": found.finished,
         "faults": found.faults, "slowest_end_s": max(found.end_s, default=0.0),
         "checkpoint_wait_s": statistics.median(found.waited_s or [0.0]),
         "minutes": (time.monotonic() - begun) / 60, "seed": given.seed, "steps": given.steps, "rows": rows,

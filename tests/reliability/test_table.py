@@ -7,8 +7,9 @@ import pytest
 from benchmarks.reliability.table import DOCS, markdown, put
 
 RESULT = {
-    "machine": {"cpu": "x"}, "date": "2026-11-30", "checkpoint_wait_s": 0.012, "kills": 3, "finished_runs": 2, "faults": [], "slowest_end_s": 1.25, "minutes": 2.0,
-    "seed": 0, "steps": 30, "rows": [{"killed": "forked, one rank, any", "kills": 2}, {"killed": "launched, all, index", "kills": 1}],
+    "machine": {"cpu": "x"}, "date": "2026-11-30", "checkpoint_wait_s": 0.012, "kills": 3, "finished_runs": 2,
+    "faults": [], "slowest_end_s": 1.25, "minutes": 2.0, "seed": 0, "steps": 30,
+    "rows": [{"killed": "forked, one rank, any", "kills": 2}, {"killed": "launched, all, index", "kills": 1}],
 }  # fmt: skip
 
 
