@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from data.json_files import read_regular
 from retriever.durable_files import put_folder, remove_folder, replace_text, sync
 from retriever.manifest import ANEW
 
+LEFT_S = 3600.0  # a version is written in less
 VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
@@ -71,7 +73,20 @@ def list_versions(directory: str | Path) -> list[int]:
 
 
 def prune(directory: str | Path, *, keep: int, named: Collection[int] = ()) -> None:
-    """Delete all versions but the newest ``keep`` and those in ``named``."""
+    """Delete all versions but the newest ``keep`` and those in ``named``, and what killed processes left of others."""
+    for left in (Path(directory) / "versions").glob(".*.tmp"):
+        if _is_left(left):
+            shutil.rmtree(left, ignore_errors=True)
     for version in list_versions(directory)[:-keep]:
         if version not in named:
             remove_folder(Path(directory) / "versions" / str(version))
+
+
+def _is_left(temporary: Path) -> bool:
+    """Whether nobody works on a temporary folder: its process is gone, and it is not another machine's new one."""
+    owner = temporary.name.split(".")[-2]
+    try:
+        alive = owner.isdecimal() and Path(f"/proc/{owner}").exists()
+        return not alive and time.time() - temporary.stat().st_mtime > LEFT_S
+    except OSError:
+        return False
