@@ -172,10 +172,7 @@ def load(
     for found in [problem] if mesh is None else mesh.gather(problem):
         if found is not None:
             raise found
-    try:
-        files.load_tensors(tensors, folder, no_dist=num_ranks == 1)
-    except OSError:  # on every rank alike; what a passing fault of the disk broke is read again
-        files.load_tensors(tensors, folder, no_dist=num_ranks == 1)
+    files.load_tensors(tensors, folder, no_dist=num_ranks == 1, wait_s=wait_s)
 
 
 def _verify(folder: Path, *, wait_s: float, rank: int = 0, num_ranks: int = 1) -> None:

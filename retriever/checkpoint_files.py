@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from data.json_files import read_json
 from retriever.durable_files import sha256, sync
+from retriever.shared_disk import patiently
 
 STATE = "state.json"
 FORMAT = 2
@@ -133,8 +134,11 @@ def verify(folder: Path, *, rank: int = 0, num_ranks: int = 1) -> None:
             raise DamagedCheckpointError(f"{path} has changed since it was written (its checksum differs)")
 
 
-def load_tensors(tensors: Mapping[str, Tensor], folder: Path, *, no_dist: bool) -> None:
+def load_tensors(tensors: Mapping[str, Tensor], folder: Path, *, no_dist: bool, wait_s: float = 0.0) -> None:
     """Fill tensors in place from a checkpoint that any layout wrote; `verify` it first.
+
+    Args:
+        wait_s: longest time in which what cannot be read is read again.
 
     Raises:
         OSError: on every rank, if one could not read; names the checkpoint.
@@ -142,12 +146,30 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path, *, no_dist: bool) 
     """
     with _one_process_is_wanted():
         try:
-            dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=no_dist)
+            dcp.load(dict(tensors), storage_reader=_Reader(folder, wait_s), no_dist=no_dist)
         except CheckpointException as error:
             causes = "; ".join(sorted({str(cause) for cause, _ in error.failures.values()}))
-            if any(isinstance(cause, OSError) for cause, _ in error.failures.values()):
+            # What a rank meets when it reads the names of the tensors, torch tells in an error of another kind.
+            if any(isinstance(cause, OSError) for cause, _ in error.failures.values()) or "read failed" in causes:
                 raise OSError(f"the checkpoint {folder} could not be read: {causes}") from error
             raise ValueError(f"the checkpoint {folder} does not fit this configuration: {causes}") from error
+
+
+class _Reader(HuggingFaceStorageReader):
+    """Reads again what a disk refuses once: here, before the ranks tell each other that a rank failed."""
+
+    def __init__(self, folder: Path, wait_s: float) -> None:
+        super().__init__(str(folder))
+        self._folder, self._wait_s = folder, wait_s
+
+    def read_metadata(self, *arguments: Any, **options: Any) -> Any:
+        return self._patiently(lambda: super(_Reader, self).read_metadata(*arguments, **options))
+
+    def read_data(self, *arguments: Any, **options: Any) -> Any:
+        return self._patiently(lambda: super(_Reader, self).read_data(*arguments, **options))
+
+    def _patiently(self, read: Callable[[], Any]) -> Any:
+        return patiently(read, folder=self._folder, limit_s=self._wait_s) if self._wait_s else read()
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ SETTINGS = (
     "--reader.dropout", "0.1", "--retriever.text_dim", "32", "--objectives.pdist", "0.5", "--train.batch_size", "8",
     "--train.retriever_batch_size", "8", "--train.pair_batch_size", "8", "--train.retriever_share", "0.2",
     "--train.distill_share", "0.1", "--checkpoint.every_n_steps", "3", "--parallel.verify", "off",
-    "--parallel.timeout_s", "30",
+    "--parallel.timeout_s", "30", "--parallel.timeline", "false",
 )  # fmt: skip
 # How the index follows: often and between the steps, or beside them, which starts a process for each refresh.
 REFRESHES = {

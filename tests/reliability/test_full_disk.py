@@ -27,6 +27,7 @@ from tests.reliability.small_runs import TWO, start
 from tests.retriever.test_index import make
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(1200)  # whole runs, on a machine that may be busy
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from rag_mm import checkpoint
 from rag_mm.metrics import read_metrics
 from tests.reliability.small_runs import TWO, Run, start
 
+pytestmark = pytest.mark.timeout(1200)  # whole runs, on a machine that may be busy
 NOBODY = 65534
 BOUND = ("setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner,-chown")
 

@@ -14,6 +14,7 @@ from tests.reliability.small_runs import TWO, Run, metrics, start, trained
 from tests.reliability.test_odd_disk import odd, shim
 
 __all__ = ["shim"]  # a fixture
+pytestmark = pytest.mark.timeout(1200)  # several runs one after another, on a machine that may be busy
 
 STEPS = ("--train.steps", "14", "--checkpoint.every_n_steps", "4", "--index.refresh_every_n_steps", "4")
 
