@@ -3,13 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from data.dataset import Dataset
 from data.document_store import Document
 from rag_mm.evaluate.fact_edit import copy_dataset
+from retriever import build
 from retriever.build import build_index, fresh_encoder
 from retriever.config import RetrieverConfig
+from retriever.trigrams import idf_weights
 
 
 def test_an_updated_index_is_the_index_built_anew(factbook_dir: Path, tmp_path: Path):
@@ -43,3 +46,24 @@ def test_an_updated_index_is_the_index_built_anew(factbook_dir: Path, tmp_path: 
     store.delete("atlantis")  # nothing to embed
     assert sorted(build("updated").ids) == sorted(store.ids)
     assert build("updated").manifest.num_edits == 6
+
+
+def test_the_gates_read_the_memory_in_parts_and_only_where_there_are_gates(
+    factbook_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    dataset = Dataset(factbook_dir)
+    whole = fresh_encoder(RetrieverConfig(), dataset, image_size=24, seed=0)
+    asked: list[int] = []
+    read = dataset.store.read
+    monkeypatch.setattr(dataset.store, "read", lambda ids: asked.append(len(ids)) or read(ids))
+    monkeypatch.setattr(build, "FETCHED", 7)
+    parts = fresh_encoder(RetrieverConfig(), dataset, image_size=24, seed=0)
+    assert sum(asked) == len(dataset.store) and max(asked) == 7
+    assert torch.equal(parts.text.gate, whole.text.gate)
+    texts = [document.search_text for document in read(dataset.store.ids)]
+    texts += [sample.question for sample in dataset.questions("train")]
+    assert torch.equal(whole.text.gate, idf_weights(texts, num_buckets=4096).square())
+    asked.clear()
+    fresh_encoder(RetrieverConfig(), dataset, image_size=24, seed=0, weights=False)
+    fresh_encoder(RetrieverConfig(text="none"), dataset, image_size=24, seed=0)
+    assert not asked

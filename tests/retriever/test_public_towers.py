@@ -11,6 +11,7 @@ from PIL import Image
 from retriever.config import RetrieverConfig
 from retriever.embed import architecture
 from retriever.encoder import DualEncoder
+from retriever.index import Manifest
 from tests.retriever.public_models import bert_folder, clip_config
 
 TEXTS = ["what is the capital of nepal", "peru", "a red flag of a country in asia is the flag of chad", ""]
@@ -248,3 +249,15 @@ def test_weights_of_another_model_are_refused(tmp_path: Path):
     ):
         with pytest.raises(ValueError, match=rf"retriever.image_checkpoint is .*{problem}"):
             DualEncoder(RetrieverConfig(**config, image_checkpoint=str(tmp_path / file)), image_size=32)
+
+
+def test_an_index_of_another_pooling_is_refused_with_both_named(tmp_path: Path):
+    folder = bert_folder(tmp_path / "bert")
+
+    def manifest(**more) -> Manifest:
+        encoder = architecture(text_only(folder, text_max_tokens=64, **more), image_size=24)
+        return Manifest(encoder=encoder, weights="w", store="s", num_edits=0, dim=16, count=1)
+
+    manifest().check(manifest(), where="here")
+    with pytest.raises(ValueError, match=r"its encoder is .*cls.*, needed is .*mean"):
+        manifest(text_pooling="cls").check(manifest(), where="here")
