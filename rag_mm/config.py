@@ -30,7 +30,11 @@ class TrainConfig:
         learning_rate: peak rate of the reader.
         retriever_learning_rate: peak rate of the retriever.
         joint_retriever_scale: factor on the retriever's rate once the reader trains; 0 freezes it.
-        warmup_steps: steps over which a rate rises from 0, counted from where that part starts.
+        retriever_frozen_first: share of the reader's steps, the first ones, in which the retriever stays as it is.
+        retriever_frozen_last: share of the reader's steps, the last ones, in which the retriever stays as it is: the
+            index is made anew once when they begin and is then exact.
+        warmup_steps: steps over which the reader's rate rises from 0, counted from where it starts.
+        retriever_warmup_steps: steps over which the retriever's rate rises from 0, counted from where it starts.
         weight_decay: of the reader's matrices; its vectors and scalars, and the retriever, have none.
         clip_norm: largest global gradient norm over stages, replicas and towers.
         distill_share: share of the reader's steps, the first ones, in which pdist, adist, loop and emdr2 do not count
@@ -57,7 +61,10 @@ class TrainConfig:
     retriever_learning_rate: float = 2e-3
     joint_retriever_scale: float = 1.0
     distill_share: float = 0.3
+    retriever_frozen_first: float = 0.0
+    retriever_frozen_last: float = 0.0
     warmup_steps: int = 30
+    retriever_warmup_steps: int = 30
     weight_decay: float = 0.05
     clip_norm: float = 1.0
     rename: float = 0.9
@@ -74,13 +81,20 @@ class TrainConfig:
                 raise ValueError(f"train.{name} is {getattr(self, name)}; it must be at least 1")
         for name in (
             "pair_batch_size", "learning_rate", "retriever_learning_rate", "joint_retriever_scale",
-            "warmup_steps", "weight_decay", "augment", "seed", "spike_sigma",
+            "warmup_steps", "retriever_warmup_steps", "weight_decay", "augment", "seed", "spike_sigma",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"train.{name} is {getattr(self, name)}; it must be 0 or more")
-        for name in ("rename", "distill_share", "retriever_share"):
+        shares = ("rename", "distill_share", "retriever_share", "retriever_frozen_first", "retriever_frozen_last")
+        for name in shares:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"train.{name} is {getattr(self, name)}; it must be between 0 and 1")
+        if self.retriever_frozen_first + self.retriever_frozen_last > 1:
+            raise ValueError(
+                f"train.retriever_frozen_first is {self.retriever_frozen_first} and train.retriever_frozen_last "
+                f"{self.retriever_frozen_last}; they are shares of the same steps and must add up to at most 1 (to "
+                "freeze the retriever in all of them: train.joint_retriever_scale 0)"
+            )
         if self.max_bad_steps < 1:
             raise ValueError(f"train.max_bad_steps is {self.max_bad_steps}; it must be at least 1")
         if self.spike_window < 2:
@@ -93,6 +107,13 @@ class TrainConfig:
         """Steps before the reader joins; it joins for the last step at least, unless the share is 1."""
         steps = round(self.retriever_share * self.steps)
         return min(steps, self.steps - 1) if self.retriever_share < 1 else self.steps
+
+    @property
+    def retriever_moves(self) -> tuple[int, int]:
+        """The first of the reader's steps in which the retriever may move as well, and the first after those."""
+        joint = self.steps - self.retriever_steps
+        first, last = round(self.retriever_frozen_first * joint), round(self.retriever_frozen_last * joint)
+        return self.retriever_steps + first, self.steps - last
 
     @property
     def distill_after(self) -> int:

@@ -72,14 +72,20 @@ class ObjectivesConfig:
         rag_token_score_scale: of the scores in rag_token.
         rag_token_score_temperature: divides the scores in rag_token.
         rag_token_trains: what its gradient reaches, as of rag_sequence.
-        contrastive: InfoNCE of queries against the unique documents of the global batch, among them one hard negative
-            of each query that has any; denominator: queries that have a positive. Its scale is the retriever's learned
-            one.
+        contrastive: InfoNCE of queries against the unique documents of the global batch, those that the reader reads and
+            those that join for this (below); denominator: queries that have a positive. Its scale is the retriever's
+            learned one.
         contrastive_on: which labels it sees: image-text pairs, question-document labels, or both.
         contrastive_positives: right documents of a query that join the batch, drawn anew in each step; whatever else
             of them is there counts as right too, and so does a document of the same contents.
         contrastive_several: several right documents count as one event (any), or each has to beat the wrong ones
             (each).
+        contrastive_hard_negatives: documents that the data names as misleading for a query that join the batch, drawn
+            anew in each step.
+        contrastive_mined_negatives: wrong documents of a query that join the batch, found by the index as of its last
+            refresh and drawn anew in each step; neither right ones nor those of the same contents. The index is then
+            kept from the first step on.
+        contrastive_mined_depth: they are drawn among so many of the best wrong ones.
     """
 
     generation: float = 1.0
@@ -115,6 +121,9 @@ class ObjectivesConfig:
     contrastive_on: Literal["pairs", "questions", "both"] = "both"
     contrastive_positives: int = 1
     contrastive_several: Literal["any", "each"] = "any"
+    contrastive_hard_negatives: int = 1
+    contrastive_mined_negatives: int = 0
+    contrastive_mined_depth: int = 30
 
     def __post_init__(self) -> None:
         for name in (*READER_OBJECTIVES, "contrastive"):
@@ -124,8 +133,13 @@ class ObjectivesConfig:
             value = getattr(self, field.name)
             if field.name.endswith("_temperature") and not value > 0:
                 raise ValueError(f"objectives.{field.name} is {value}; it must be above 0")
-        if self.contrastive_positives < 1:
-            raise ValueError(f"objectives.contrastive_positives is {self.contrastive_positives}; it must be at least 1")
+        for name, least in (
+            ("positives", 1), ("hard_negatives", 0), ("mined_negatives", 0),
+            ("mined_depth", max(1, self.contrastive_mined_negatives)),
+        ):  # fmt: skip
+            value = getattr(self, f"contrastive_{name}")
+            if value < least:
+                raise ValueError(f"objectives.contrastive_{name} is {value}; it must be at least {least}")
 
     @property
     def reader_names(self) -> tuple[str, ...]:

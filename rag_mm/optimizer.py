@@ -1,7 +1,7 @@
 """AdamW over the reader and the retriever, each with its own rate, and the one clip over both.
 
-Rates: the retriever warms up from step 0 and stays at its peak; from where the reader joins on it is scaled
-(0 freezes it). The reader warms up from there. Both hold their peak and decay to zero over the last 40 % of
+Rates: the retriever warms up from its first step and stays at its peak; from where the reader joins on it is scaled
+(0 freezes it), and may be frozen in the first and in the last of those steps. The reader warms up from there. Both hold their peak and decay to zero over the last 40 % of
 the joint steps: reading is learned in a sudden step that a small rate delays. Weight decay is for the reader's
 matrices.
 """
@@ -24,14 +24,17 @@ DECAY_SHARE = 0.4
 
 def rates(config: TrainConfig, step: int) -> tuple[float, float]:
     """Learning rates (reader, retriever) of step ``step`` (from 0)."""
-    warm = max(1, config.warmup_steps)
-    retriever = config.retriever_learning_rate * min(1.0, (step + 1) / warm)
+    first, last = config.retriever_moves
+    starts = 0 if config.retriever_steps else first
+    warm = max(1, config.retriever_warmup_steps)
+    retriever = config.retriever_learning_rate * min(1.0, (step - starts + 1) / warm)
     if step < config.retriever_steps:
         alone = config.retriever_steps == config.steps  # then its rate is the one that decays
         return 0.0, retriever * (min(1.0, (1.0 - step / config.steps) / DECAY_SHARE) if alone else 1.0)
     since, length = step - config.retriever_steps, config.steps - config.retriever_steps
     decay = min(1.0, (1.0 - since / length) / DECAY_SHARE)
-    return config.learning_rate * min(1.0, (since + 1) / warm) * decay, retriever * config.joint_retriever_scale * decay
+    reader = config.learning_rate * min(1.0, (since + 1) / max(1, config.warmup_steps)) * decay
+    return reader, retriever * config.joint_retriever_scale * decay if first <= step < last else 0.0
 
 
 class Optimizer:

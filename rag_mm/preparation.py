@@ -21,6 +21,7 @@ from data.document_entries import damaged_document
 from pipeline import keyed
 from rag_mm.batch import Collator, training_answers
 from rag_mm.config import Config
+from rag_mm.contrast import Contrast
 from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
 from rag_mm.prepared import Prepared
@@ -55,6 +56,7 @@ class Preparation(TrainingBatches):
     ) -> None:
         super().__init__(config, dataset, mesh=mesh)
         self.towers, self.encoder, self.collator, self.memory = towers, towers.encoder, collator, memory
+        self.contrast = Contrast(config, memory)
 
     def prepare(self, step: int) -> Prepared:
         """Phase 1 but for the contrastive loss: embed, search, fetch, embed; and the reader's batch."""
@@ -114,7 +116,7 @@ class Preparation(TrainingBatches):
         asked, documents = sorted(self.asked) or self.memory.store.ids[:1000], self.config.train.documents
         k = {"retrieved": self.config.retriever.k, "gold": 1, "none": 0}[documents]
         ids = [[asked[(i * k + j) % len(asked)] for j in range(k)] for i in range(len(samples))]
-        return self._assemble(first, taken, self._embedded(taken.features), ids, reads=True)
+        return self._assemble(first, taken, self._embedded(taken.features), ids, reads=True, mine=False)
 
     def expected_reads(self, *, most: int = 20_000) -> Tensor:
         """Which document each pair of the reader's first batch would read (P,), with the retriever as it is.
@@ -145,12 +147,17 @@ class Preparation(TrainingBatches):
         ids: list[list[str]],
         *,
         reads: bool,
+        mine: bool = True,
     ) -> Prepared:
         samples, pairs = taken.samples, taken.pairs
         gold = [self._labels(sample) for sample in samples] + [list(pair.gold) for pair in pairs]
         hard = [self._hard_negatives(sample) for sample in samples] + [list(pair.hard_negatives) for pair in pairs]
-        contrasted = {self._one_of(names, step) for names in (*gold, *hard) if names and self._contrasts(step)}
-        unique = sorted(contrasted.union(*ids))
+        joining: set[str] = set()
+        if self._contrasts(step):
+            names = [f"question {s.id}" for s in samples] + [f"pair {p.id}" for p in pairs]
+            joining = self.contrast.documents(step, names, gold, hard, queries.embedding, mine=mine)
+            joining = self.mesh.broadcast(joining)  # what is damaged for one rank is mined by none
+        unique = sorted(joining.union(*ids))
         documents = self.memory.fetch(unique)
         place = {name: i for i, name in enumerate(unique)}
         read = torch.tensor([place[name] for names in ids for name in names], dtype=torch.int64)
@@ -163,8 +170,8 @@ class Preparation(TrainingBatches):
         )
         document = self.encoder.features([d.search_text for d in documents], image, has_image, side="document")
         positive = torch.zeros(len(gold), len(unique), dtype=torch.bool)
-        for q, names in enumerate(gold):
-            positive[q, [place[name] for name in names if name in place]] = True
+        if self._contrasts(step):
+            positive = self.contrast.positive(gold, unique, documents)
         counted = positive.any(1).float()
         prepared = Prepared(
             step=step,
@@ -209,10 +216,6 @@ class Preparation(TrainingBatches):
 
     def _hard_negatives(self, sample: Sample) -> list[str]:
         return list(sample.hard_negatives) if self.config.objectives.contrastive_on != "pairs" else []
-
-    def _one_of(self, names: list[str], step: int) -> str:
-        """One of several right (or of several misleading) documents, drawn by (seed, step, names)."""
-        return names[keyed.seed_of("positive", self.config.train.seed, step, *names) % len(names)]
 
     def _embedded(self, features: dict[str, Tensor]) -> _Queries:
         return _Queries(features, embed_all(self.towers, features))

@@ -9,6 +9,7 @@ their cursors, so that no sample of an epoch is skipped or seen twice for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Literal
 
 from data.cursor import Batches, Cursor, Slots, Stream
@@ -72,8 +73,25 @@ class Streams:
     def trains_retriever(self, step: int) -> bool:
         """Whether the retriever's weights may move in a step; if not, nothing is computed for them."""
         train = self.config.train
-        moves = step < train.retriever_steps or train.joint_retriever_scale > 0
-        return moves and not (self.reads(step) and train.documents == "none")
+        if not self.reads(step):
+            return True
+        first, last = train.retriever_moves
+        return first <= step < last and train.joint_retriever_scale > 0 and train.documents != "none"
+
+    def moved_retriever(self, since: int, step: int) -> bool:
+        """Whether a step from ``since`` on and before ``step`` may have moved the retriever's weights."""
+        return any(self.trains_retriever(start) for start, _ in self._phases(since, step))
+
+    def searches(self, step: int) -> bool:
+        """Whether a step searches the index: for the reader's documents, or for negatives."""
+        reads = self.reads(step) and self.config.train.documents == "retrieved"
+        return reads or (self.contrasts(step) and self.config.objectives.contrastive_mined_negatives > 0)
+
+    def _phases(self, since: int, step: int) -> list[tuple[int, int]]:
+        """The steps from ``since`` up to ``step`` in parts (start, stop) of which each takes the same streams."""
+        train = self.config.train
+        inner = {joint for joint in (train.retriever_steps, *train.retriever_moves) if since < joint < step}
+        return list(pairwise(sorted({since, step, *inner})))
 
     def contrasts(self, step: int) -> bool:
         """Whether the contrastive objective takes part in a step."""
@@ -92,9 +110,7 @@ class Streams:
         """How many batches of a stream the steps before ``step`` took: the number of the next one."""
         since, number = self._origin[name]
         assert step >= since, "a run does not go back behind its checkpoint"
-        joins = min(max(self.config.train.retriever_steps, since), step)  # the reader's first step, within reach
-        before, after = self.flows(name, 0), self.flows(name, self.config.train.retriever_steps)
-        return number + before * (joins - since) + after * (step - joins)
+        return number + sum(stop - start for start, stop in self._phases(since, step) if self.flows(name, start))
 
     def epoch(self, name: Name, step: int) -> int:
         """How many epochs of a stream are over when ``step`` begins."""
