@@ -46,6 +46,8 @@ class TrainConfig:
             ``spike_window`` steps is not taken; 0: only what is not finite is not taken.
         spike_window: steps that mean and deviation are of.
         max_bad_steps: training stops after this many steps in a row that were not taken.
+        dev_questions: questions of the dev split, evenly taken, on which hit@k is measured at each refresh of the index
+            (dev_hit_at_k in metrics.jsonl); 0: none.
         seed: of everything random.
         threads: compute threads of each process.
     """
@@ -72,6 +74,7 @@ class TrainConfig:
     spike_sigma: float = 0.0
     spike_window: int = 128
     max_bad_steps: int = 20
+    dev_questions: int = 100
     seed: int = 0
     threads: int = 1
 
@@ -81,7 +84,7 @@ class TrainConfig:
                 raise ValueError(f"train.{name} is {getattr(self, name)}; it must be at least 1")
         for name in (
             "pair_batch_size", "learning_rate", "retriever_learning_rate", "joint_retriever_scale",
-            "warmup_steps", "retriever_warmup_steps", "weight_decay", "augment", "seed", "spike_sigma",
+            "warmup_steps", "retriever_warmup_steps", "weight_decay", "dev_questions", "augment", "seed", "spike_sigma",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"train.{name} is {getattr(self, name)}; it must be 0 or more")

@@ -1,6 +1,7 @@
 """When the memory is embedded anew during training (``index.refresh``), and which index versions stay on disk.
 
-The first version is made between two steps, by all ranks, when the reader joins; what follows depends on the mode. A
+The first version is made between two steps, by all ranks, when the reader joins, or at the start if negatives are
+mined; what follows depends on the mode. A
 version is taken up before a step begins, never within one, so no batch is searched in two of them.
 """
 
@@ -46,7 +47,7 @@ class IndexUpkeep:
         self._side = DocumentSide(towers) if config.index.refresh == "query_side" else None
 
     def before_step(self, step: int) -> None:
-        """Refresh if it is due."""
+        """Refresh if it is due; called before the steps that search (`Streams.searches`)."""
         if self.memory.version is None:
             if self._side is not None:
                 self._side.catch_up()
@@ -72,10 +73,14 @@ class IndexUpkeep:
             )  # fmt: skip
 
     def _is_due(self, step: int) -> bool:
-        """Whether a refresh belongs before this step, and something has moved since the last one."""
-        every, since = self.config.index.refresh_every_n_steps, step - self.config.train.retriever_steps
-        due = every > 0 and since % every == 0
-        return due and self.memory.version != step and self.joint.trains_retriever(step)
+        """Whether a refresh belongs before this step, and something has moved since the last one.
+
+        That is every so many steps from the reader's first on, then, and when the retriever is frozen for good.
+        """
+        train, version = self.config.train, self.memory.version
+        every, since = self.config.index.refresh_every_n_steps, step - train.retriever_steps
+        due = (every > 0 and since % every == 0) or step in (train.retriever_steps, train.retriever_moves[1])
+        return due and version is not None and self.joint.streams.moved_retriever(version, step)
 
     def _refresh(self, step: int) -> None:
         named = self._named_versions() if self.mesh.is_first else set()

@@ -163,3 +163,13 @@ def posterior(score_Bk: Tensor, log_p_BkT: Tensor, is_target_BT: Tensor, *, scor
     """
     prior = (score_Bk / score_temperature).log_softmax(1)
     return (prior + (log_p_BkT * is_target_BT.unsqueeze(1)).sum(2)).softmax(1)
+
+
+def contrastive_margin(query_QE: Tensor, document_UE: Tensor, positive_QU: Tensor) -> Tensor:
+    """The best right inner product minus the best wrong one, of each query that has both (at most Q,)."""
+    asking = positive_QU.any(1) & ~positive_QU.all(1)
+    product, positive = (query_QE @ document_UE.T)[asking], positive_QU[asking]
+    right, wrong = product.masked_fill(~positive, -torch.inf), product.masked_fill(positive, -torch.inf)
+    if not product.shape[0]:
+        return product.new_zeros(0)
+    return right.amax(1) - wrong.amax(1)

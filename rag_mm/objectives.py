@@ -72,9 +72,9 @@ class ObjectivesConfig:
         rag_token_score_scale: of the scores in rag_token.
         rag_token_score_temperature: divides the scores in rag_token.
         rag_token_trains: what its gradient reaches, as of rag_sequence.
-        contrastive: InfoNCE of queries against the unique documents of the global batch, those that the reader reads and
-            those that join for this (below); denominator: queries that have a positive. Its scale is the retriever's
-            learned one.
+        contrastive: InfoNCE of queries against the unique documents of the global batch, those that the reader reads
+            and those that join for this (below); denominator: queries that have a positive. Its scale is the
+            retriever's learned one.
         contrastive_on: which labels it sees: image-text pairs, question-document labels, or both.
         contrastive_positives: right documents of a query that join the batch, drawn anew in each step; whatever else
             of them is there counts as right too, and so does a document of the same contents.

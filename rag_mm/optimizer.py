@@ -1,9 +1,9 @@
 """AdamW over the reader and the retriever, each with its own rate, and the one clip over both.
 
 Rates: the retriever warms up from its first step and stays at its peak; from where the reader joins on it is scaled
-(0 freezes it), and may be frozen in the first and in the last of those steps. The reader warms up from there. Both hold their peak and decay to zero over the last 40 % of
-the joint steps: reading is learned in a sudden step that a small rate delays. Weight decay is for the reader's
-matrices.
+(0 freezes it), and may be frozen in the first and in the last of those steps. The reader warms up from there. Both
+hold their peak and decay to zero over the last 40 % of the joint steps: reading is learned in a sudden step that a
+small rate delays. Weight decay is for the reader's matrices.
 """
 
 from __future__ import annotations

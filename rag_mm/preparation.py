@@ -105,9 +105,16 @@ class Preparation(TrainingBatches):
         now_BkE = now_UE[torch.tensor([[place[name] for name in names] for names in ids])]
         return (torch.einsum("be,bke->bk", query_BE, now_BkE) - searched_Bk).abs().mean().item()
 
+    @property
+    def _exemplary(self) -> int:
+        """The first step in which reader and retriever train, or if there is none, in which the reader does."""
+        train = self.config.train
+        first, last = train.retriever_moves
+        return first if first < last else min(train.retriever_steps, train.steps - 1)
+
     def example(self) -> Prepared:
-        """The reader's first batch with arbitrary documents in place of retrieved ones: to trace and to prove on."""
-        first = min(self.config.train.retriever_steps, self.config.train.steps - 1)
+        """That step's batch with arbitrary documents in place of retrieved ones: to trace and to prove on."""
+        first = self._exemplary
         taken = self._agreed(first, self._taken(first))
         if not taken.samples:  # the retriever trains alone, on pairs: the reader is cut all the same
             samples = [Sample("example", "?", ("?",), "name", "", "", ())] * self.config.train.batch_size
@@ -126,7 +133,7 @@ class Preparation(TrainingBatches):
         Args:
             most: documents searched, evenly taken from a larger memory (which lets a little more be the same).
         """
-        first = min(self.config.train.retriever_steps, self.config.train.steps - 1)
+        first = self._exemplary
         if self.config.train.documents != "retrieved":
             prepared = self.example()
             return prepared.read if prepared.read.numel() else torch.zeros(len(prepared.samples), dtype=torch.int64)
@@ -135,9 +142,10 @@ class Preparation(TrainingBatches):
         return score.topk(min(self.config.retriever.k, len(ids)), dim=1).indices.flatten()
 
     def probe(self, step: int) -> Tensor:
-        """Embeddings (B, E) of the questions of a step: what old and new index versions are compared on."""
-        samples, _ = self.samples(step)
-        return self._embedded(self._agreed(step, self._queries_of.batch(samples, [], step)).features).embedding
+        """Embeddings (B, E) of a step's questions, or else pairs: what old and new index versions are compared on."""
+        samples, pairs = self.samples(step)
+        batch = self._queries_of.batch(samples, [] if samples else pairs, step)
+        return self._embedded(self._agreed(step, batch).features).embedding
 
     def _assemble(
         self,

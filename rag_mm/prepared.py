@@ -58,6 +58,8 @@ class Outcome:
         score_margin: between the two best of the k inner products, a mean over questions.
         entropies: for each objective that looks at scores, of its target (``pdist/target``) and of its distribution of
             scores (``pdist/score``), in nats, means over questions.
+        contrast: of the contrastive objective's queries with a right document: ``margin`` between the best right and
+            the best wrong inner product, and ``accuracy``, the share in which it is above 0.
     """
 
     losses: dict[str, float]
@@ -65,6 +67,7 @@ class Outcome:
     score_entropy: float | None = None
     score_margin: float | None = None
     entropies: dict[str, float] = field(default_factory=dict)
+    contrast: dict[str, float] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:

@@ -66,6 +66,10 @@ class JointStep(Preparation):
         if self._contrasts(prepared.step):
             loss = self.contrastive(prepared, query_QE, document_UE)
             outcome.losses["contrastive"] = loss.item()
+            with torch.no_grad():
+                margin = losses.contrastive_margin(query_QE, document_UE, prepared.positive)
+            if margin.numel():
+                outcome.contrast = {"margin": margin.mean().item(), "accuracy": (margin > 0).float().mean().item()}
             if self.mesh.is_first:  # computed alike everywhere, counted once
                 loss.backward()
         if prepared.reader:

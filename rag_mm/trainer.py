@@ -23,6 +23,7 @@ from rag_mm.bad_samples import BadSamples
 from rag_mm.bad_steps import BadSteps, BadStepsFile
 from rag_mm.code_version import code_version
 from rag_mm.config import Config
+from rag_mm.dev_hits import DevHits
 from rag_mm.document_side import DocumentSide
 from rag_mm.index_upkeep import IndexUpkeep
 from rag_mm.memory import Memory
@@ -80,6 +81,7 @@ class Trainer:
         self.towers.release()
         self.optimizer = Optimizer(config.train, self.towers, self.pipeline, self.vision, self.mesh)
         self.saving = Saving(self.run_dir, self.mesh, config.checkpoint, contents=self._contents, say=self._say)
+        self.dev_hits = DevHits(config, self.dataset)
         self.upkeep = IndexUpkeep(
             config, memory=self.memory, towers=self.towers, joint=self.joint, mesh=self.mesh, saver=self.saving.saver,
             say=self._say,
@@ -245,10 +247,13 @@ class Trainer:
 
     def train_step(self) -> dict[str, Any]:
         """One step; gives its line of metrics."""
-        step, train = self.step, self.config.train
+        step = self.step
         reads, started = self.joint.reads(step), time.perf_counter()
-        if reads and train.documents == "retrieved":
+        dev_hit_at_k, searched = None, self.memory.version
+        if self.joint.streams.searches(step):
             self.upkeep.before_step(step)
+            if self.memory.version != searched:
+                dev_hit_at_k = self.dev_hits.measure(self.memory, self.towers)
         refreshed = time.perf_counter()
         prepared = self.joint.prepare(step)
         fetched = time.perf_counter()
@@ -277,8 +282,12 @@ class Trainer:
             "lr_retriever": retriever_rate,
             "samples_per_s": prepared.query_embedding.shape[0] / (done - started),
             "hit_at_k": self.joint.hit_at_k(prepared),
+            "dev_hit_at_k": dev_hit_at_k,
             "token_accuracy": outcome.accuracy,
             "score_entropy": outcome.score_entropy,
+            "score_margin": outcome.score_margin,
+            "contrastive": outcome.contrast,
+            "entropies": outcome.entropies,
             "staleness": {"changed_at_refresh": self.memory.staleness, "score_drift": prepared.drift},
             "index_version": prepared.index_version,
             "time_s": {

@@ -4,7 +4,10 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rag_mm import losses
 
@@ -189,3 +192,154 @@ def test_a_query_without_positive_has_no_gradient_and_no_nan():
     loss = losses.contrastive(query, rand(2, 3, seed=1), positive, torch.zeros(1).double(), torch.tensor(5.0).double())
     loss.sum().backward()
     assert loss.item() == 0.0 and query.grad is not None and query.grad.abs().max() == 0.0
+
+
+def each_loop(query, document, positive, weight, scale):
+    total = []
+    for q in range(query.shape[0]):
+        score = [math.exp(scale * float(query[q] @ document[u])) for u in range(len(document))]
+        wrong = sum(s for u, s in enumerate(score) if not positive[q, u])
+        right = [-math.log(s / (s + wrong)) for u, s in enumerate(score) if positive[q, u]]
+        total.append(float(weight[q]) * sum(right) / len(right) if right else 0.0)
+    return total
+
+
+def test_contrastive_in_which_each_positive_counts_against_a_loop():
+    query, document, scale = rand(5, 6, seed=0) / 3, rand(5, 6, seed=1) / 3, torch.tensor(3.0).double()
+    positive = torch.zeros(5, 5, dtype=torch.bool)
+    positive[0, 1] = positive[1, 0] = positive[1, 4] = positive[2, 3] = True
+    positive[4] = True  # nothing is wrong: nothing to learn
+    weight = torch.tensor([0.4, 0.3, 0.2, 0.0, 0.1]).double()
+    inputs = [x.requires_grad_() for x in (query, document, scale)]
+    found = losses.contrastive(*inputs[:2], positive, weight, inputs[2], several="each")
+    assert found.tolist() == pytest.approx(each_loop(query, document, positive, weight, 3.0), rel=1e-12)
+    assert found[4] == 0 and found[:3].min() > 0.01
+    found.sum().backward()
+    assert all(bool(x.grad.isfinite().all()) for x in inputs) and query.grad[3:].abs().max() == 0
+
+    def loss(query, document, scale):
+        return losses.contrastive(query, document, positive, weight, scale, several="each")
+
+    assert torch.autograd.gradcheck(loss, [x.detach().requires_grad_() for x in (query, document, scale)])
+
+
+@pytest.mark.parametrize("several", ["any", "each"])
+def test_no_positive_is_a_negative_of_its_query(several):
+    """Moving a second right document only ever lowers the loss."""
+    query, document = rand(1, 4, seed=0), rand(4, 4, seed=1).requires_grad_()
+    positive = torch.tensor([[True, True, False, False]])
+    loss = losses.contrastive(
+        query, document, positive, torch.ones(1).double(), torch.tensor(2.0).double(), several=several
+    )
+    loss.sum().backward()
+    towards = document.grad @ query[0]  # change of the loss as the score rises
+    assert towards[:2].max() < 0 < towards[2:].min()
+
+
+def test_margin_of_the_contrastive_objective():
+    query, document = torch.eye(2).double(), torch.tensor([[3.0, 1.0], [1.0, 0.5], [0.0, 4.0]]).double()
+    positive = torch.tensor([[True, False, True], [False, True, False]])
+    assert losses.contrastive_margin(query, document, positive).tolist() == [3.0 - 1.0, 0.5 - 4.0]
+    assert losses.contrastive_margin(query, document, torch.ones_like(positive)).shape == (0,)
+
+
+def token_mean_loop(value, is_target):
+    rows = range(value.shape[0])
+    return [
+        [sum(v for v, t in zip(row, is_target[b].tolist(), strict=True) if t) / max(1, int(is_target[b].sum()))
+         for row in value[b].tolist()] for b in rows
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["pdist", "adist", "loop"])
+def test_what_a_document_is_worth_against_a_loop(name: str):
+    value, is_target = rand(3, 2, 4, seed=0), torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
+    found = getattr(losses, name)(value, is_target)
+    sign = -1 if name == "loop" else 1
+    expected = [[sign * x for x in row] for row in token_mean_loop(value, is_target)]
+    assert found.tolist() == [pytest.approx(row, rel=1e-12) for row in expected]
+    if name == "adist":  # one value, of the first token, is taken as it is
+        assert torch.equal(losses.adist(value[..., :1], is_target), value[..., 0])
+
+
+def test_emdr2_token_against_a_loop_and_without_gradient_of_likelihoods():
+    score, log_p = rand(3, 4, seed=0).requires_grad_(), (rand(3, 4, 5, seed=1) - 2).requires_grad_()
+    weight = rand(3, 5, seed=2).abs()
+    found = losses.emdr2_token(score, log_p, weight, score_temperature=0.5)
+    for b in range(3):
+        prior = [math.exp(x / 0.5) for x in score[b].tolist()]
+        total = 0.0
+        for t in range(5):
+            marginal = sum(prior[k] / sum(prior) * math.exp(log_p[b, k, t].item()) for k in range(4))
+            total -= weight[b, t].item() * math.log(marginal)
+        assert found[b].item() == pytest.approx(total, rel=1e-12)
+    found.sum().backward()
+    assert log_p.grad is None and score.grad.abs().max() > 1e-3
+
+    def loss(score):
+        return losses.emdr2_token(score, log_p, weight, score_temperature=0.5)
+
+    assert torch.autograd.gradcheck(loss, [score.detach().requires_grad_()])
+
+
+def test_distillation_and_generation_gradients_in_float64():
+    worth, weight, weight_BT = rand(2, 3, seed=1), rand(2, seed=2).abs(), rand(2, 4, seed=3).abs()
+
+    def distilled(score):
+        return losses.distillation(score, worth, weight, score_temperature=0.3, target_temperature=0.4)
+
+    def emdr2(score):
+        return losses.emdr2(score, worth, weight, score_temperature=0.3)
+
+    for loss in (distilled, emdr2):
+        assert torch.autograd.gradcheck(loss, [rand(2, 3, seed=0).requires_grad_()])
+    assert torch.autograd.gradcheck(lambda x: losses.generation(x, weight_BT), [rand(2, 4, seed=0).requires_grad_()])
+
+
+SCORE_LOSSES = {
+    "distillation": lambda s, p, w, wt: losses.distillation(
+        s, losses.pdist(p, wt > 0), w, score_temperature=0.3, target_temperature=0.4
+    ),
+    "emdr2": lambda s, p, w, wt: losses.emdr2(s, (p * (wt > 0)[:, None]).sum(2), w, score_temperature=0.3),
+    "emdr2_token": lambda s, p, w, wt: losses.emdr2_token(s, p, wt, score_temperature=0.3),
+    "rag_sequence": lambda s, p, w, wt: losses.rag_sequence(s, (p * (wt > 0)[:, None]).sum(2), w, score_temperature=1),
+    "rag_token": lambda s, p, w, wt: losses.rag_token(s, p, wt, score_temperature=1),
+}
+
+
+@given(seed=st.integers(0, 999), k=st.integers(2, 5), copies=st.integers(2, 4), padding=st.integers(0, 3),
+       cut=st.integers(0, 4), name=st.sampled_from(sorted(SCORE_LOSSES)))  # fmt: skip
+def test_scale_does_not_depend_on_k_padding_microbatches_or_replicas(seed, k, copies, padding, cut, name):
+    """Every document several times, padded targets, samples of weight 0, and any cut of the batch: one loss."""
+    loss, b, t = SCORE_LOSSES[name], 4, 3
+    score, log_p = rand(b, k, seed=seed), rand(b, k, t, seed=seed + 1) - 2
+    weight, weight_BT = rand(b, seed=seed + 2).abs(), rand(b, t, seed=seed + 3).abs() + 0.1
+    right = loss(score, log_p, weight, weight_BT).sum()
+    again = loss(score.repeat(1, copies), log_p.repeat(1, copies, 1), weight, weight_BT).sum()
+    padded = loss(
+        torch.cat([score, rand(1, k, seed=7)]), F.pad(torch.cat([log_p, log_p[:1]]), (0, padding), value=-9.0),
+        F.pad(weight, (0, 1)), F.pad(weight_BT, (0, padding, 0, 1)),
+    ).sum()  # fmt: skip
+    parts = sum(
+        loss(score[rows], log_p[rows], weight[rows], weight_BT[rows]).sum() for rows in (slice(cut), slice(cut, b))
+    )
+    for other in (again, padded, parts):
+        torch.testing.assert_close(other, right, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("several", ["any", "each"])
+def test_contrastive_does_not_depend_on_queries_of_weight_0(several):
+    query, document, scale = rand(3, 4, seed=0), rand(5, 4, seed=1), torch.tensor(2.0).double()
+    positive = torch.tensor([[1, 0, 0, 0, 1], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]]).bool()
+    weight = torch.tensor([0.5, 0.5, 0.0]).double()
+    whole = losses.contrastive(query, document, positive, weight, scale, several=several).sum()
+    part = losses.contrastive(query[:2], document, positive[:2], weight[:2], scale, several=several).sum()
+    torch.testing.assert_close(whole, part)
+
+
+def test_entropy_and_posterior():
+    assert losses.entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]])).tolist() == pytest.approx([math.log(2), 0.0])
+    score, log_p = rand(1, 2, seed=0), rand(1, 2, 3, seed=1)
+    joint = [math.exp(score[0, k] / 0.5 + log_p[0, k, :2].sum()) for k in range(2)]  # the third is padding
+    found = losses.posterior(score, log_p, torch.tensor([[True, True, False]]), score_temperature=0.5)
+    assert found[0].tolist() == pytest.approx([x / sum(joint) for x in joint])

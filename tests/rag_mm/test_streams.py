@@ -13,6 +13,7 @@ from data.order import epoch_order
 from pipeline.keyed import seed_of
 from rag_mm.config import Config, TrainConfig
 from rag_mm.objectives import ObjectivesConfig
+from rag_mm.optimizer import rates
 from rag_mm.streams import Streams
 
 NAMES = ("questions", "questions alone", "pairs")
@@ -36,6 +37,8 @@ PHASES = st.builds(
     steps=st.integers(1, 30),
     retriever_share=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
     joint_retriever_scale=st.sampled_from([0.0, 1.0]),
+    retriever_frozen_first=st.sampled_from([0.0, 0.4]),
+    retriever_frozen_last=st.sampled_from([0.0, 0.3, 0.6]),
     documents=st.sampled_from(["retrieved", "none"]),
     contrastive_on=st.sampled_from(["pairs", "questions", "both"]),
 )
@@ -49,6 +52,35 @@ def test_the_number_of_a_batch_is_how_many_steps_took_one_before(settings: Confi
         for step in range(settings.train.steps + 1):
             assert flowing.number(name, step) == taken  # the slow twin counts
             taken += flowing.flows(name, step)
+
+
+@given(settings=PHASES, since=st.integers(0, 30), step=st.integers(0, 30))
+def test_whether_the_retriever_has_moved_since(settings: Config, since: int, step: int):
+    flowing = streams(settings)
+    step = min(step, settings.train.steps)
+    since = min(since, step)
+    assert flowing.moved_retriever(since, step) == any(map(flowing.trains_retriever, range(since, step)))
+
+
+@given(settings=PHASES)
+def test_the_retriever_has_a_rate_where_it_trains(settings: Config):
+    """But for closed book, where nothing reaches it, and the rate does not matter."""
+    train, flowing = settings.train, streams(settings)
+    for step in range(train.steps):
+        rate = rates(train, step)[1]
+        if train.documents != "none" or not flowing.reads(step):
+            assert (rate > 0) == flowing.trains_retriever(step)
+        first, last = train.retriever_moves
+        assert not flowing.trains_retriever(step) or not flowing.reads(step) or first <= step < last
+
+
+def test_the_retriever_warms_up_by_its_own_steps_and_is_frozen_in_its_shares():
+    train = TrainConfig(steps=20, retriever_share=0.0, retriever_frozen_first=0.2, retriever_frozen_last=0.5,
+                        warmup_steps=2, retriever_warmup_steps=4, retriever_learning_rate=8.0)  # fmt: skip
+    assert [rates(train, step)[1] for step in range(11)] == [0, 0, 0, 0, 2, 4, 6, 8, 8, 8, 0]
+    assert [rates(train, step)[0] / train.learning_rate for step in (0, 1, 2)] == [0.5, 1, 1]
+    alone = replace(train, retriever_share=0.5)  # it starts with the run, and is not started anew
+    assert [rates(alone, step)[1] for step in (0, 1, 3, 10, 11, 12)] == [2, 4, 8, 0, 0, 8]
 
 
 def test_the_first_batches_are_those_of_the_full_permutation_of_each_stream():
