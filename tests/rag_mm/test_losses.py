@@ -195,7 +195,7 @@ def test_a_query_without_positive_has_no_gradient_and_no_nan():
 
 
 def each_loop(query, document, positive, weight, scale):
-    total = []
+    query, document, total = query.detach(), document.detach(), []
     for q in range(query.shape[0]):
         score = [math.exp(scale * float(query[q] @ document[u])) for u in range(len(document))]
         wrong = sum(s for u, s in enumerate(score) if not positive[q, u])

@@ -2,7 +2,7 @@
 
 The twin (`JointStep.reference`) does not depend on the layout, so it is computed once for each reader and objective,
 here; the ranks of the pool send their gradients back. `make test` runs a subset in which every pair of values of two
-factors occurs; `make test-all` runs all 120 cells, and those of the largest layout without dropout.
+factors occurs; `make test-all` runs all 240 cells, and those of the largest layout without dropout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ OBJECTIVES = {
     "emdr2": ObjectivesConfig(pdist=0.0, emdr2=0.5, contrastive=0.0),
     "rag_sequence": ObjectivesConfig(pdist=0.0, rag_sequence=0.5, contrastive=0.0),
     "contrastive": ObjectivesConfig(pdist=0.0, contrastive=0.5),
-}
+    "emdr2_token": ObjectivesConfig(pdist=0.0, emdr2_token=0.5, contrastive=0.0),
+    "adist": ObjectivesConfig(pdist=0.0, adist=0.5, contrastive=0.0),
+    "adist_values": ObjectivesConfig(pdist=0.0, adist=0.5, adist_from="values", contrastive=0.0),
+    "loop": ObjectivesConfig(pdist=0.0, loop=0.5, contrastive=0.0),
+    "mined": ObjectivesConfig(
+        pdist=0.0, contrastive=0.5, contrastive_mined_negatives=2, contrastive_positives=2, contrastive_several="each",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,7 @@ CELLS = [
     for schedule, (ranks, replicas), fusion, objective in product(
         ["gpipe", "1f1b", "interleaved"], LAYOUTS, ["fid", "prepend"], OBJECTIVES
     )
+    if fusion == "fid" or not objective.startswith("adist")  # which prepend refuses
 ]
 
 
@@ -138,4 +146,4 @@ def test_gradients_are_those_of_one_process(cell: Cell, factbook_dir: Path, tmp_
 
 def test_the_subset_covers_every_pair() -> None:
     assert set().union(*map(pairs_of, COVER)) == set().union(*map(pairs_of, CELLS))
-    assert len(CELLS) == 120 and len(COVER) <= 26 and len(DRY) == 6 and READER.dropout > 0
+    assert len(CELLS) == 240 and len(COVER) <= 50 and len(DRY) == 6 and READER.dropout > 0
