@@ -218,6 +218,12 @@ class Config:
             raise ValueError(
                 "objectives.generation is 0; it (or rag_sequence, or rag_token) must be above 0 once the reader trains"
             )
+        mined, refresh = self.objectives.contrastive_mined_negatives, self.index.refresh
+        if mined and train.retriever_steps and refresh in ("none", "query_side"):
+            raise ValueError(
+                f"objectives.contrastive_mined_negatives is {mined}, but with index.refresh {refresh!r} the index of "
+                "the untrained retriever would stay; use another mode, or train.retriever_share 0"
+            )
         if self.objectives.adist > 0 and self.reader.fusion != "fid":
             raise ValueError(
                 f"objectives.adist is {self.objectives.adist}, but with reader.fusion {self.reader.fusion!r} no "

@@ -1,8 +1,8 @@
 """When the memory is embedded anew during training (``index.refresh``), and which index versions stay on disk.
 
 The first version is made between two steps, by all ranks, when the reader joins, or at the start if negatives are
-mined; what follows depends on the mode. A
-version is taken up before a step begins, never within one, so no batch is searched in two of them.
+mined; what follows depends on the mode. A version is taken up before a step begins, never within one, so no batch is
+searched in two of them.
 """
 
 from __future__ import annotations

@@ -41,6 +41,16 @@ WRONG = [
         lambda: Config(objectives=ObjectivesConfig(loop=1.0), retriever=RetrieverConfig(k=1)),
         r"objectives\.loop is 1\.0.*retriever\.k of 2 or more \(it is 1\)",
     ),
+    (
+        lambda: Config(
+            objectives=ObjectivesConfig(contrastive_mined_negatives=1), index=IndexConfig(refresh="query_side")
+        ),
+        r"contrastive_mined_negatives is 1.*index\.refresh 'query_side'",
+    ),
+    (
+        lambda: TrainConfig(retriever_frozen_first=0.6, retriever_frozen_last=0.5),
+        r"retriever_frozen_first is 0\.6.*at most 1",
+    ),
     (lambda: Config(objectives=ObjectivesConfig(contrastive=0.0)), r"train\.retriever_share is 0\.45"),
 ]
 

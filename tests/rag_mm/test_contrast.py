@@ -184,8 +184,8 @@ def test_the_index_is_kept_for_steps_that_search() -> None:
         memory.refresh = refresh
         streams = Streams(settings, fingerprint="f", num_questions=30, num_pairs=30)
         joint: Any = SimpleNamespace(streams=streams, probe=lambda step: None)
-        first = SimpleNamespace(is_first=False)
-        upkeep = IndexUpkeep(settings, memory=memory, towers=None, joint=joint, mesh=first, saver=None)  # type: ignore
+        mesh = SimpleNamespace(is_first=False)
+        upkeep = IndexUpkeep(settings, memory=memory, towers=None, joint=joint, mesh=mesh, saver=None, say=print)  # type: ignore
         for step in range(20):
             if streams.searches(step):
                 upkeep.before_step(step)
