@@ -1,8 +1,9 @@
-"""The index build job: ``python -m retriever.build --config C``.
+"""The index build job: ``python -m retriever.build --config C``, alone or under torchrun.
 
 Embeds every document of the store with the retriever of a checkpoint (``index.checkpoint``; the untrained one if
 empty) and publishes a new index version. A version that already covers this store, these weights and these edits
-is left as it is; if only some documents were edited since, only those are embedded again.
+is left as it is; if only some documents were edited since, only those are embedded again; else it is built
+in stages (`retriever.build_job`). ``--dry-run`` says what that will take and writes nothing.
 
 It reads the sections ``data``, ``retriever`` and ``index`` (and ``train.seed``, which decides the untrained
 weights) of a run's configuration.
@@ -12,12 +13,15 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
@@ -27,12 +31,16 @@ from data.command_line import fail, parse
 from data.config import DataConfig
 from data.dataset import Dataset
 from retriever import index as index_files
+from retriever.build_job import BuildJob
 from retriever.config import IndexConfig, RetrieverConfig, encoder_config
 from retriever.embed import embed_documents, make_manifest
 from retriever.encoder import DualEncoder
+from retriever.estimate import estimate
 from retriever.index import Index, Manifest
+from retriever.versions import named_by_checkpoints, only_writer
 from retriever.weights import load_weights
 
+LONGEST = timedelta(days=7)  # that a rank may work while the others wait for it
 FETCHED = 1024  # documents read at once to fit the gates
 Embed = Callable[[Sequence[str], Callable[[int], None]], Tensor]  # ids, progress -> (len(ids), E)
 
@@ -57,12 +65,14 @@ class BuildConfig:
         retriever: the dual encoder.
         index: the index.
         train: the seed.
+        dry_run: say what the build would take in time, memory and disk, and write nothing.
     """
 
     data: DataConfig = field(default_factory=DataConfig)
     retriever: RetrieverConfig = field(default_factory=RetrieverConfig)
     index: IndexConfig = field(default_factory=IndexConfig)
     train: SeedConfig = field(default_factory=SeedConfig)
+    dry_run: bool = False
 
 
 def fresh_encoder(
@@ -112,6 +122,8 @@ def build_index(
 ) -> Index:
     """The index of the store as it is now, from the folder if it is there already, else embedded and published.
 
+    Made in memory, flat and in full precision: what a run answers with. `retriever.build_job` is for any size.
+
     Args:
         embed: makes the embeddings of documents where several ranks share the work or the encoder, and then
             ``weights`` is the hash of its weights.
@@ -123,7 +135,7 @@ def build_index(
     store = dataset.store
     manifest = make_manifest(encoder, store, image_size=image_size, weights=weights)
     console = console or Console(stderr=True)
-    old = _usable(directory, manifest, console)
+    old = _usable(directory, manifest, console, factory=lambda found: found.factory == "Flat")
     touched = list(store.ids) if old is None else store.edited_ids_since(old.manifest.num_edits)
     todo = touched if old is None else [name for name in touched if name in store]
     gone = set(touched) - set(todo)
@@ -158,17 +170,70 @@ def build_index(
     return index
 
 
-def _usable(directory: str | Path, manifest: Manifest, console: Console) -> Index | None:
+def _usable(
+    directory: str | Path, manifest: Manifest, console: Console, *, factory: Callable[[Manifest], bool] | None = None
+) -> Index | None:
     """The current version, if it is whole and made from the same weights and store; else says why not."""
     if not (Path(directory) / "CURRENT").exists():
         return None
     try:
         index = index_files.load(directory)
         index.manifest.check(manifest, where=str(directory))
+        if factory is not None and not factory(index.manifest):
+            raise ValueError(f"the index at {directory} is of another kind, {index.manifest.factory}")
     except (FileNotFoundError, ValueError) as error:
         console.print(f"not used, a new version replaces it: {error}", highlight=False, soft_wrap=True, markup=False)
         return None
     return index
+
+
+def update_index(job: BuildJob, old: Index) -> int:
+    """Bring an index of the same weights and store up to the store's last edit; gives the version's number."""
+    store, config, directory = job.store, job.config, job.directory
+    touched = store.edited_ids_since(old.manifest.num_edits)
+    if not touched:
+        version = index_files.list_versions(directory)[-1]
+        job.console.print(f"index {directory}: version {version} is up to date")
+        return version
+    todo = [name for name in touched if name in store]
+    embedding = embed_documents(
+        job.encoder, store, todo, image_size=job.image_size, batch_size=config.batch_size
+    )  # fmt: skip
+    for line in store.bad.report():
+        job.console.print(line, highlight=False, soft_wrap=True, markup=False)
+    index = old.replaced(todo, embedding, num_edits=store.num_edits, gone=set(touched) - set(todo))
+    overhead = index.overhead
+    if overhead > config.max_overhead:
+        index = index.compacted()
+        job.console.print(f"compacted: {overhead:.0%} of the index were deleted or added since it was built")
+    with only_writer(directory):
+        version = index.publish(directory)
+        index_files.prune(directory, keep=config.keep_versions, named=named_by_checkpoints(directory))
+    job.console.print(
+        f"index {directory}: version {version}, {len(todo)} of {len(store)} documents embedded, {store.version}"
+    )
+    return version
+
+
+def _run(job: BuildJob) -> None:
+    """Update what is there, or build."""
+    config, ranks = job.config, job.ranks
+
+    def fits(found: Manifest) -> bool:
+        return found.factory == job.factory or (config.factory == "auto" and _kind(found.factory) == _kind(job.factory))
+
+    old = _usable(job.directory, job.manifest, job.console, factory=fits) if ranks.rank == 0 else None
+    few = old is not None and 2 * len(job.store.edited_ids_since(old.manifest.num_edits)) <= len(job.store)
+    if ranks.gather(few)[0]:
+        if old is not None:
+            update_index(job, old)
+        ranks.wait()
+    else:
+        job.run()
+
+
+def _kind(factory: str) -> str:
+    return re.sub(r"\d+", "", factory)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -180,9 +245,9 @@ def main(argv: Sequence[str]) -> int:
         description="Embed the documents of a store and publish them as a new index version.",
         sections=("data", "retriever", "index", "train.seed"),
     )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        fail("python -m retriever.build runs on one process for now; start it without torchrun")
     torch.set_num_threads(1)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo", timeout=LONGEST)
     try:
         dataset = Dataset.of(config.data)
         encoder = fresh_encoder(
@@ -191,20 +256,22 @@ def main(argv: Sequence[str]) -> int:
         )  # fmt: skip
         if config.index.checkpoint:
             load_weights(encoder, config.index.checkpoint)
-        build_index(
-            encoder,
-            dataset,
-            directory=config.index.dir,
-            image_size=config.data.image_size,
-            batch_size=config.index.batch_size,
-            keep=config.index.keep_versions,
-            max_bad_share=config.data.max_bad_share,
+        encoder.eval()
+        job = BuildJob(
+            encoder, dataset, config.index, image_size=config.data.image_size, max_bad_share=config.data.max_bad_share
         )
+        if not config.dry_run:
+            _run(job)
+        elif job.ranks.rank == 0:
+            print(estimate(job).text(job))
     except BadDataError as error:
         print(error, file=sys.stderr)
         return 1
     except (FileNotFoundError, ValueError) as error:
         fail(str(error))
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
     return 0
 
 

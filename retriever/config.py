@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,6 +11,7 @@ NO_TOWER = "none"
 TEXT_KINDS = ("trigrams", "transformers", "open_clip", NO_TOWER)
 IMAGE_KINDS = ("small", "timm", "open_clip", NO_TOWER)
 WITH_MODEL = ("transformers", "timm", "open_clip")
+FACTORIES = r"Flat|HNSW\d+,(Flat|SQfp16)|((OPQ\d+(_\d+)?|PCAR?\d+),)?IVF\d+(_HNSW\d+)?,(Flat|SQfp16|SQ8|PQ\d+(x\d+)?)"
 Frozen = Literal["none", "query", "document", "text", "image", "all"]
 
 
@@ -21,6 +23,11 @@ class RetrieverConfig:
         k: documents that every question reads.
         rerank: documents that the index proposes for a question in training; they are embedded anew with the current
             weights and the best k of them are read (0: the index's own best k).
+        hybrid: what evaluation adds to what the embeddings find: nothing (none), or what BM25 finds by the words of the
+            question, fused by ranks (reciprocal_rank) or by scores (weighted_sum). Training searches by embeddings
+            alone, since BM25 has no gradient.
+        hybrid_weight: of BM25 in the fusion (0 to 1); the embeddings have the rest.
+        hybrid_depth: documents of either that are fused.
         text: kind of text tower: trigrams (from scratch), transformers (a local folder), open_clip, none, or
             package.module:Class.
         image: kind of picture tower: small (from scratch), timm, open_clip, none, or package.module:Class.
@@ -56,6 +63,9 @@ class RetrieverConfig:
 
     k: int = 2
     rerank: int = 0
+    hybrid: Literal["none", "reciprocal_rank", "weighted_sum"] = "none"
+    hybrid_weight: float = 0.5
+    hybrid_depth: int = 50
     text: str = "trigrams"
     image: str = "small"
     text_model: str = ""
@@ -85,6 +95,12 @@ class RetrieverConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"retriever.{name} is {getattr(self, name)}; it must be at least 1")
         self._check_kinds()
+        if not 0 <= self.hybrid_weight <= 1:
+            raise ValueError(f"retriever.hybrid_weight is {self.hybrid_weight}; it must be from 0 to 1")
+        if self.hybrid != "none" and self.hybrid_depth < self.k:
+            raise ValueError(
+                f"retriever.hybrid_depth is {self.hybrid_depth}; it must be at least retriever.k ({self.k})"
+            )
         if self.text_max_tokens < 3:
             raise ValueError(f"retriever.text_max_tokens is {self.text_max_tokens}; it must be at least 3")
         if self.image_side < 0:
@@ -152,6 +168,17 @@ class IndexConfig:
         adopt: search an async refresh exactly refresh_lag steps after it began, waiting where it is late, so that a
             run repeats bit for bit (exact), or as soon as it is done, whenever that is (when_ready).
         keep_versions: published versions kept besides those that a checkpoint names.
+        device: where evaluation searches: cpu, gpu (refused where faiss cannot), or auto (gpu where faiss can, and
+            said where there is one that it cannot use). Scores of a GPU are rounded in another way. The index of
+            training, exact and in step with checkpoints, stays on the CPU.
+        factory: kind of the index that the build job makes, as a faiss factory string (Flat, "HNSW32,Flat",
+            "IVF4096,SQfp16", "OPQ64,IVF65536_HNSW32,PQ64", ...); auto: by the number of documents.
+        recall: share of the exact ten best that a search must find (0 to 1); the build job measures how hard it must
+            search for that.
+        recall_queries: questions of training that this is tuned and measured with, half of them each.
+        shard_size: documents whose embeddings are one file, which a killed build job does not make again.
+        max_overhead: share of deleted and later added documents beyond which the build job compacts an index that
+            cannot change in place (0 to 1).
     """
 
     dir: str = "runs/index"
@@ -162,8 +189,26 @@ class IndexConfig:
     refresh_lag: int = 20
     adopt: Literal["exact", "when_ready"] = "exact"
     keep_versions: int = 2
+    device: Literal["auto", "cpu", "gpu"] = "cpu"
+    factory: str = "auto"
+    recall: float = 0.95
+    recall_queries: int = 256
+    shard_size: int = 65536
+    max_overhead: float = 0.2
 
     def __post_init__(self) -> None:
+        if self.factory != "auto" and not re.fullmatch(FACTORIES, self.factory):
+            raise ValueError(
+                f"index.factory is {self.factory!r}; allowed are auto, Flat, HNSWn,Flat, and lists: an optional OPQn "
+                "or PCAn, then IVFn or IVFn_HNSWn, then Flat, SQfp16, SQ8 or PQn (such as OPQ64,IVF65536_HNSW32,PQ64)"
+            )
+        for name in ("recall", "max_overhead"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"index.{name} is {getattr(self, name)}; it must be from 0 to 1")
+        if self.recall_queries < 2:
+            raise ValueError(f"index.recall_queries is {self.recall_queries}; it must be at least 2")
+        if self.shard_size < 1:
+            raise ValueError(f"index.shard_size is {self.shard_size}; it must be at least 1")
         if self.batch_size < 1:
             raise ValueError(f"index.batch_size is {self.batch_size}; it must be at least 1")
         if self.refresh_every_n_steps < 0:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from retriever import versions
+from retriever.device import copied_to_gpu, why_not_on_gpu
 from retriever.durable_files import sha256
 from retriever.faiss_import import faiss
 from retriever.id_file import IdFile, Shifted, write_ids
@@ -73,6 +74,7 @@ class Index:
                 f"{manifest.num_rows} in the manifest"
             )
         split = int(numpy.searchsorted(self._dead, vectors.ntotal))
+        self._vectors = vectors
         self._parts = [Vectors(vectors, effort=manifest.effort, dead=self._dead[:split])]
         if num_added:
             self._parts.append(Vectors(added, dead=self._dead[split:] - vectors.ntotal))
@@ -100,7 +102,30 @@ class Index:
     @property
     def vectors(self) -> Any:
         """The faiss index, without what was added later."""
-        return self._parts[0].index
+        return self._vectors
+
+    def placed(self, device: str, *, say: Callable[[str], None]) -> Index:
+        """This index, searched on the CPU, on a GPU, or (auto) on a GPU where that is possible.
+
+        Args:
+            say: told why not, where there is a GPU that cannot be used.
+
+        Raises:
+            ValueError: a GPU is demanded and cannot be used.
+        """
+        if device == "cpu":
+            return self
+        problem = why_not_on_gpu(self._vectors)
+        if problem and device == "gpu":
+            raise ValueError(f"index.device is 'gpu', but {problem}; use auto or cpu")
+        if problem:
+            if torch.cuda.is_available():
+                say(f"the index is searched on the CPU: {problem}")
+            return self
+        vectors, self._gpu = copied_to_gpu(self._vectors)
+        dead = self._dead[self._dead < len(self._parts[0])]
+        self._parts[0] = Vectors(vectors, effort=self.manifest.effort, dead=dead, on_gpu=True)
+        return self
 
     def search(
         self, query_BE: Tensor, *, k: int, forbidden: Sequence[Collection[str]] | None = None

@@ -6,14 +6,16 @@ A version is written beside the others under a name that readers do not look at,
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from data.json_files import read_regular
+from data.json_files import read_json, read_regular
 from retriever.durable_files import put_folder, remove_folder, replace_text, sync
 from retriever.manifest import ANEW
 
@@ -45,6 +47,24 @@ def publish(directory: str | Path, write: Callable[[Path], None], *, version: in
     put_folder(temporary, folder / str(version))
     replace_text(directory / "CURRENT", f"{version}\n")
     return version
+
+
+@contextlib.contextmanager
+def only_writer(directory: Path) -> Iterator[None]:
+    """Hold an index folder for this process.
+
+    Raises:
+        ValueError: if another job builds in it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"index.dir is {str(directory)!r}, where another job builds; wait for it, or use another folder"
+            ) from None
+        yield
 
 
 def current(directory: Path) -> int:
@@ -90,3 +110,12 @@ def _is_left(temporary: Path) -> bool:
         return not alive and time.time() - temporary.stat().st_mtime > LEFT_S
     except OSError:
         return False
+
+
+def named_by_checkpoints(directory: str | Path) -> set[int]:
+    """Versions of an index in a run's folder that checkpoints there go on with."""
+    named = set()
+    for state in Path(directory).parent.glob("checkpoints/step-*/state.json"):
+        with contextlib.suppress(OSError, ValueError):  # a checkpoint that is damaged goes on with nothing
+            named.add(read_json(state).get("index_version"))
+    return {version for version in named if isinstance(version, int)}

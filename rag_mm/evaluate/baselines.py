@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from data.dataset import Dataset, Sample
 from data.images import pixels as pixel_features
 from rag_mm.evaluate.answer import DEPTH, Prediction
-from rag_mm.evaluate.bm25 import Bm25
+from retriever.bm25 import Bm25
 
 
 def most_frequent(dataset: Dataset, samples: Sequence[Sample]) -> list[Prediction]:
@@ -43,7 +43,7 @@ def pixels(dataset: Dataset, samples: Sequence[Sample]) -> list[Prediction]:
 
 
 def bm25(dataset: Dataset, samples: Sequence[Sample]) -> list[Prediction]:
-    """Retrieval only: documents by BM25 of the question's words with their texts (`rag_mm.evaluate.bm25`).
+    """Retrieval only: documents by BM25 of the question's words with their texts (`retriever.bm25`).
 
     A picture is not looked at: of picture questions only what their words find.
     """

@@ -20,9 +20,10 @@ from torch import Tensor
 from data.dataset import Dataset, Sample
 from rag_mm.batch import Collator
 from rag_mm.config import Config
-from rag_mm.evaluate.bm25 import Bm25
 from rag_mm.evaluate.layout import Layout
+from retriever.bm25 import Bm25
 from retriever.embed import stored_features
+from retriever.hybrid import fuse
 from retriever.index import Index
 
 Documents = Literal["retrieved", "gold", "none", "bm25"]
@@ -101,9 +102,22 @@ class Retrieval:
             if self.index is None:
                 raise ValueError("nothing can be retrieved without an index")
             depth = min(max(self.config.retriever.k, DEPTH), len(self.index.ids))
-            ids, scores = self.index.search(query, k=depth)
-            found = ids, scores.tolist()
+            found = self._by_embedding(samples, query, depth)
         return self.layout.over_stages(found)
+
+    def _by_embedding(
+        self, samples: Sequence[Sample], query: Tensor, depth: int
+    ) -> tuple[list[list[str]], list[list[float]]]:
+        """What the index finds, fused with what the words find if the configuration asks for it."""
+        assert self.index is not None
+        how, wide = self.config.retriever.hybrid, min(self.config.retriever.hybrid_depth, len(self.index))
+        ids, scores = self.index.search(query, k=depth if how == "none" else max(depth, wide))
+        if how == "none":
+            return ids, scores.tolist()
+        words = self._words()
+        lexical = words.search([s.question for s in samples], k=min(max(depth, wide), len(words.ids)))
+        weight = self.config.retriever.hybrid_weight
+        return fuse((ids, scores.tolist()), lexical, how=how, weight=weight, k=depth)
 
     def _words(self) -> Bm25:
         """The memory's words, made anew if it was edited."""

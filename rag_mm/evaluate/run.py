@@ -52,7 +52,7 @@ class Run:
         if not layout.mesh.is_first:
             layout.embed_documents(store, None, **how)
             layout.mesh.barrier()
-            return index_files.load(where) if layout.searches else None
+            return self._placed(index_files.load(where), console) if layout.searches else None
         asked = False
 
         def embed(ids: Sequence[str], progress: Callable[[int], None] | None) -> torch.Tensor:
@@ -63,14 +63,20 @@ class Run:
             return embedding
 
         try:
-            return build_index(
+            index = build_index(
                 self.model.encoder, self.dataset, directory=where, keep=config.index.keep_versions, console=console,
                 embed=embed, weights=weights, **how,
             )  # fmt: skip
+            return self._placed(index, console)
         finally:
             if not asked:  # the other ranks wait for what they are to embed
                 layout.embed_documents(store, [], **how)
             layout.mesh.barrier()
+
+    def _placed(self, index: Index, console: Console | None) -> Index:
+        """On the device that ``index.device`` names."""
+        say = (console or Console(stderr=True)).print
+        return index.placed(self.config.index.device, say=say)
 
 
 def load_run(

@@ -13,7 +13,7 @@ from data.document_store import Document, DocumentStore, to_sample
 from data.shards import write_shards
 from rag_mm.evaluate import baselines
 from rag_mm.evaluate.answer import Answerer, Run
-from rag_mm.evaluate.bm25 import Bm25, words
+from retriever.bm25 import Bm25, words
 
 TEXTS = {
     "a": "the red house of the king",

@@ -1,0 +1,62 @@
+"""Which kind of index for how many vectors, and what it will weigh.
+
+Below a thousand vectors nothing beats comparing with all of them; below ten thousand a graph; up to a million, lists
+around about 4 sqrt(N) centroids with the vectors in them as they are; beyond that the vectors are rotated and cut into
+codes of a byte for four dimensions, and the lists are found through a graph (the rules of autofaiss). A search of
+codes is not exact whatever it visits: where memory allows it, ``index.factory`` can ask for lists of whole vectors
+("IVF65536_HNSW32,Flat") or of halves ("...,SQfp16") at any size.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+FLAT_BELOW, GRAPH_BELOW, WHOLE_UP_TO = 1_000, 10_000, 1_000_000
+PER_LIST = 40  # vectors that a centroid is trained on; faiss warns below 39
+
+
+def choose_factory(count: int, dim: int) -> str:
+    """The faiss factory string for ``count`` vectors of a width."""
+    if count < FLAT_BELOW:
+        return "Flat"
+    if count < GRAPH_BELOW:
+        return "HNSW32,Flat"
+    if count <= WHOLE_UP_TO:
+        return f"IVF{round(4 * math.sqrt(count))},Flat"
+    num_lists = 1 << round(math.log2(4 * math.sqrt(count)))
+    num_codes = max(m for m in range(1, max(2, dim // 4 + 1)) if dim % m == 0 and m <= 192)
+    return f"OPQ{num_codes},IVF{num_lists}_HNSW32,PQ{num_codes}"
+
+
+@dataclass(frozen=True)
+class Size:
+    """What an index weighs.
+
+    Attributes:
+        num_lists: of an IVF index, else 0.
+        train: vectors that it is trained on (none for flat ones and graphs).
+        file_bytes: of ``index.faiss``, about.
+    """
+
+    num_lists: int
+    train: int
+    file_bytes: int
+
+
+def size_of(factory: str, count: int, dim: int) -> Size:
+    """About what an index of this factory string weighs."""
+    found = re.search(r"IVF(\d+)", factory)
+    num_lists = int(found[1]) if found else 0
+    last = factory.rpartition(",")[2]
+    codes = re.fullmatch(r"PQ(\d+)(?:x(\d+))?(?:fs)?", last)
+    per_vector = 4 * dim
+    if codes:
+        per_vector = math.ceil(int(codes[1]) * int(codes[2] or 8) / 8)
+    elif scalar := re.fullmatch(r"SQ(?:fp)?(\d+).*", last):
+        per_vector = math.ceil(dim * int(scalar[1]) / 8)
+    links = re.match(r"HNSW(\d+)", factory)
+    extra = 8 * (2 * int(links[1]) + 2) // 2 + 16 if links else 8 * bool(num_lists)
+    train = max(num_lists * PER_LIST, 256 * PER_LIST * bool(codes)) if num_lists or codes else 0
+    return Size(num_lists, min(count, train), count * (per_vector + extra) + 4 * dim * num_lists)
