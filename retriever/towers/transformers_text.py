@@ -74,8 +74,9 @@ class TransformersText(TextBackend):
                 f"retriever.text_model is {config.text_model!r}, which is not a folder; save_pretrained makes one"
             )
         try:
-            self.model_config = AutoConfig.from_pretrained(str(self.folder), local_files_only=True)
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(str(self.folder), local_files_only=True)
+            how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+            self.model_config = AutoConfig.from_pretrained(str(self.folder), **how)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(str(self.folder), **how)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self._unusable(error) from None
         if getattr(self.model_config, "is_encoder_decoder", False):
@@ -86,8 +87,9 @@ class TransformersText(TextBackend):
         self.tokenizer_hash = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def _check_limit(self) -> None:
-        limit, longest = self.config.text_max_tokens, getattr(self.model_config, "max_position_embeddings", None)
-        if longest is not None and limit > longest:
+        limit, positions = self.config.text_max_tokens, getattr(self.model_config, "max_position_embeddings", None)
+        longest = min(positions or limit, int(self.tokenizer.model_max_length))  # some positions may be set aside
+        if limit > longest:
             raise ValueError(
                 f"retriever.text_max_tokens is {limit}; the model in {self.folder} has {longest} positions, so that is "
                 "the most"
@@ -131,7 +133,7 @@ class TransformersText(TextBackend):
             if weights:
                 model = AutoModel.from_pretrained(
                     str(self.folder), config=self.model_config, local_files_only=True, use_safetensors=True,
-                    dtype=torch.float32,
+                    trust_remote_code=False, dtype=torch.float32,
                 )  # fmt: skip
             else:
                 model = AutoModel.from_config(self.model_config, dtype=torch.float32)

@@ -237,15 +237,28 @@ def test_an_empty_encoder_of_public_towers_takes_a_checkpoint(tmp_path: Path, ki
     assert torch.equal(embed(empty, TEXTS, image, side="query"), embed(model, TEXTS, image, side="query"))
 
 
+def test_a_text_models_pickles_are_not_read(tmp_path: Path):
+    folder = bert_folder(tmp_path / "bert")
+    weights = tmp_path / "bert" / "model.safetensors"
+    from safetensors.torch import load_file
+
+    torch.save(load_file(weights), tmp_path / "bert" / "pytorch_model.bin")
+    weights.unlink()
+    with pytest.raises(ValueError, match=r"retriever.text_model is .*which is not usable"):
+        text_only(folder, text_max_tokens=64)
+
+
 def test_weights_of_another_model_are_refused(tmp_path: Path):
     torch.save({"conv1.weight": torch.zeros(3)}, tmp_path / "other.pt")
     torch.save({"a": 1}, tmp_path / "numbers.pt")
+    torch.save({"a": Path("code")}, tmp_path / "objects.pt")
     (tmp_path / "text.pt").write_text("no weights")
     config = {"text": "none", "image": "timm", "image_model": "resnet10t"}
     for file, problem in (
         ("other.pt", "of another model: it lacks"),
         ("numbers.pt", "tensors by name"),
         ("text.pt", "cannot be read"),
+        ("objects.pt", "cannot be read"),
     ):
         with pytest.raises(ValueError, match=rf"retriever.image_checkpoint is .*{problem}"):
             DualEncoder(RetrieverConfig(**config, image_checkpoint=str(tmp_path / file)), image_size=32)
