@@ -12,8 +12,11 @@ import torch
 from data.dataset import Dataset
 from data.shards import write_index
 from rag_mm.step import JointStep
+from retriever.config import RetrieverConfig
+from retriever.features import Featurizer
 from tests import distributed
 from tests.rag_mm.joint_setup import build, config, prepare
+from tests.retriever.public_models import bert_folder
 
 assert distributed  # its fork server has torch already, which workers then need not import
 
@@ -70,6 +73,25 @@ def test_bad_samples_that_a_worker_meets_are_counted_here(factbook_dir: Path, tm
     assert joint.questions.bad.num_read == len(set(seen))
     bad = {sample.id for sample in joint.questions if not sample.weight}
     assert len(bad) == 1 and joint.questions.bad.num_bad == len(bad)
+
+
+def test_texts_that_a_worker_cuts_off_for_the_retriever_are_counted_here(factbook_dir: Path, tmp_path: Path):
+    folder = bert_folder(tmp_path / "bert")
+    small = RetrieverConfig(k=3, text="transformers", text_model=folder, text_max_tokens=5)
+    counts = []
+    for workers in (0, 1):
+        settings = config(factbook_dir, retriever=small, retriever_share=0.5, steps=6)
+        settings = replace(settings, data=replace(settings.data, workers=workers))
+        joint, _ = build(settings, tmp_path / str(workers))
+        with joint.reading_ahead(start=0):
+            batches = [joint._take(step) for step in range(3)]
+        counts.append(joint.truncated)
+        assert joint.truncated == sum(batch.truncated for batch in batches)
+    limited = Featurizer(replace(small, text_max_tokens=64))
+    texts = [item.question for batch in batches for item in batch.samples]
+    texts += [pair.text for batch in batches for pair in batch.pairs]
+    ids = limited(texts, torch.ones(len(texts), 3, 24, 24), torch.zeros(len(texts)), side="query")["attention_mask"]
+    assert counts == [int((ids.sum(1) > 5).sum())] * 2 and 0 < counts[0] < len(texts)
 
 
 @pytest.mark.parametrize("tail", ["pad", "drop"])
