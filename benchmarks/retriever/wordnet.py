@@ -29,8 +29,8 @@ from data.document_store import Document, DocumentStore
 from data.factbook_questions import stable_hash
 from rag_mm.checkpoint import checkpoint_dir
 from rag_mm.evaluate.answer import find_checkpoint
-from rag_mm.evaluate.bm25 import Bm25
 from rag_mm.model import build_model
+from retriever.bm25 import Bm25
 from retriever.embed import embed_documents
 from retriever.encoder import DualEncoder
 from retriever.weights import load_weights
