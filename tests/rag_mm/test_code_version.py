@@ -30,7 +30,7 @@ def test_a_commit_and_changes_since(tmp_path: Path):
     (tmp_path / "code.py").write_text("a = 1\n")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-q", "-m", "first")
-    git(tmp_path, "tag", "v1")  # a tag is no commit
+    git(tmp_path, "tag", "-a", "-m", "v1", "v1")  # a tag is no commit
     head = git(tmp_path, "rev-parse", "HEAD")
     assert code_version._commit(tmp_path) == head
     (tmp_path / "code.py").write_text("a = 2\n")

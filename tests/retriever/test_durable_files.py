@@ -47,9 +47,12 @@ def whole(folder: Path, text: str) -> bool:
 
 
 def test_a_small_file_is_the_old_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path, seen = tmp_path / "plan.json", set()
+    path, other, seen = tmp_path / "plan.json", tmp_path / "other name", set()
     for number in range(1, 40):
+        path.unlink(missing_ok=True)
+        other.unlink(missing_ok=True)
         path.write_text("old")
+        os.link(path, other)
         with monkeypatch.context() as patch:
             kill_before(patch, number)
             try:
@@ -58,6 +61,7 @@ def test_a_small_file_is_the_old_or_the_new_one(tmp_path: Path, monkeypatch: pyt
             except Killed:
                 done = False
         seen.add(path.read_text())
+        assert other.read_text() == "old"  # replaced, not written over
         if done:
             break
     assert done and seen == {"old", "new"}
