@@ -18,6 +18,9 @@ from PIL import Image, UnidentifiedImageError
 from data import transforms
 from data.image_formats import FORMATS, MAX_BYTES, MAX_PIXELS
 
+# Public transforms bring the shorter side to their size, and would make terabytes of a line of pixels.
+MAX_PROPORTION = 200
+
 
 def decode(png: bytes, size: int, *, transform: str = transforms.SQUARE) -> torch.Tensor:
     """Decode to uint8 RGB of shape (3, size, size); ValueError says what is wrong with the bytes.
@@ -36,6 +39,8 @@ def _decode(png: bytes, size: int, transform: str) -> numpy.ndarray:
     box = image.getchannel("A").getbbox()
     if box is not None and transform == transforms.SQUARE:
         image = image.crop(box)
+    if transform != transforms.SQUARE and max(image.size) > MAX_PROPORTION * min(image.size):
+        raise ImageError(f"proportions beyond {MAX_PROPORTION} to 1", f"{image.width} x {image.height} pixels")
     white = Image.new("RGBA", image.size, (255, 255, 255, 255))
     flat = Image.alpha_composite(white, image).convert("RGB")
     if transform != transforms.SQUARE:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from data.config import DataConfig
-from data.images import decode
+from data.images import ImageError, decode
 from data.transforms import check
 from rag_mm.batch import Collator
 from retriever.config import RetrieverConfig
@@ -102,3 +102,17 @@ def test_unknown_names_get_the_nearest(name: str, said: str):
 
 def test_the_default_is_the_projects_own(tmp_path: Path):
     assert DataConfig().image_transform == "square"
+
+
+@pytest.mark.parametrize("name", ["open_clip:ViT-B-32", "torchvision:ResNet50_Weights.IMAGENET1K_V2"])
+def test_a_line_of_pixels_is_no_bomb(name: str):
+    """2 to 16 million pixels, which are allowed, and a shorter side of one, which would be made 224."""
+    for size in ((4_000_000, 1), (1, 4_000_000), (201, 1)):
+        out = io.BytesIO()
+        Image.new("L", size).save(out, "PNG")
+        with pytest.raises(ImageError, match="proportions beyond 200 to 1"):
+            decode(out.getvalue(), 224, transform=name)
+        assert decode(out.getvalue(), 24).shape == (3, 24, 24)  # the project's own makes a square of anything
+    out = io.BytesIO()
+    Image.new("L", (200, 1)).save(out, "PNG")
+    assert decode(out.getvalue(), 24, transform=name).shape == (3, 24, 24)
