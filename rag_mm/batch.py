@@ -75,8 +75,11 @@ class Collator:
         return torch.tensor(padded, dtype=torch.int64)
 
     def images(self, pngs: Sequence[bytes | None]) -> tuple[Tensor, Tensor]:
-        """Pictures (N, 3, S, S) float in [0, 1], white where there is none, and which exist (N,) float."""
-        return pictures(pngs, self.config.image_size, transform=self.config.image_transform)
+        """Pictures (N, 3, S, S) float in [0, 1], white where there is none, and which exist (N,) float.
+
+        One that cannot be decoded does not exist; whoever embeds it counts it (`retriever.embed.stored_features`).
+        """
+        return pictures(pngs, self.config.image_size, transform=self.config.image_transform, broken={})
 
     def context(
         self,

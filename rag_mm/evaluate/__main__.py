@@ -214,6 +214,8 @@ def _evaluate(config: EvaluateConfig) -> None:
         )  # fmt: skip
     report = write_report(run, evaluated, Path(config.report) if config.report else None)
     if first:
+        for line in run.dataset.store.bad.report():
+            print(line, file=sys.stderr)
         _show(config, evaluated, report)
 
 

@@ -177,7 +177,7 @@ class Answerer:
             document_image = (torch.ones_like(question_image[0]), torch.zeros(len(samples)))
         else:
             unique = sorted({name for item in found for name in item.read})
-            fetched = dict(zip(unique, self.dataset.store.fetch(unique), strict=True))
+            fetched = dict(zip(unique, self.dataset.store.read(unique), strict=True))
             read = [[fetched[name] for name in item.read] for item in found]
             document_image = self._document_images(unique, fetched, found)
         context = collator.context([s.question for s in samples], read, question_image, document_image)

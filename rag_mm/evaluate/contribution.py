@@ -62,7 +62,7 @@ def contributions(
 @torch.no_grad()
 def _likelihoods(answerer: Answerer, pairs: Sequence[tuple[Sample, str, str]]) -> list[float]:
     collator, dim = answerer.collator, answerer.layout.encoder.dim
-    documents = answerer.dataset.store.fetch([name for _, name, _ in pairs])
+    documents = answerer.dataset.store.read([name for _, name, _ in pairs])
     context = collator.context(
         [sample.question for sample, _, _ in pairs],
         [[document] for document in documents],

@@ -116,7 +116,7 @@ def answers(shown: Sequence[Scored], store: DocumentStore, path: Path, *, title:
             color=GREEN if right else RED, fontsize=10, fontweight="bold",
         )  # fmt: skip
         read = prediction.document_ids[: prediction.num_read]
-        for i, (document, score) in enumerate(zip(store.fetch(read), prediction.scores, strict=False)):
+        for i, (document, score) in enumerate(zip(store.read(read), prediction.scores, strict=False)):
             _document(axes[1 + i], document, score, sample.field, gold=document.id in sample.gold)
         for rest in axes[1 + len(read) :]:
             rest.axis("off")

@@ -101,7 +101,7 @@ def write_report(run: Run, evaluated: Evaluated, path: Path | None = None) -> Pa
         others = {name: {s.sample.id: s for s in items} for name, items in evaluated.scored.items() if name != row}
         examples = []
         for (item, drawn), parts in zip(shown, given, strict=True):
-            documents = run.dataset.store.fetch(item.prediction.document_ids)
+            documents = run.dataset.store.read(item.prediction.document_ids)
             said = {name: by_id[item.sample.id].prediction.answer for name, by_id in others.items()}
             answers = {name: answer for name, answer in said.items() if answer is not None}
             examples.append(make_example(item, documents, parts, drawn=drawn, others=answers))

@@ -13,6 +13,7 @@ from data.dataset import Dataset
 from data.document_entries import damaged_document
 from rag_mm import checkpoint
 from rag_mm.entry import main
+from rag_mm.evaluate.__main__ import main as evaluate
 from rag_mm.role import Role
 from retriever.build import main as build_index
 from tests.distributed import run_on_ranks
@@ -113,6 +114,8 @@ def test_few_are_said_and_many_stop_the_run(
     assert "documents are read without what is damaged of them: json: not UTF-8" in said
     lines = (tmp_path / "many" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3] and bad > 0
+    assert evaluate(["--run-dir", str(tmp_path / "many"), "--rows", "joint,bm25", "--num", "8"]) == 0
+    assert "documents are read without what is damaged of them: not an image" in capfd.readouterr().err
 
 
 def test_building_an_index_counts_and_says_them(
