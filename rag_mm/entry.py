@@ -19,6 +19,7 @@ from data.command_line import fail, parse
 from data.dataset import Dataset
 from pipeline.roll_call import LostRankError
 from rag_mm import checkpoint, launch
+from rag_mm.background_refresh import RefreshError
 from rag_mm.config import Config
 from rag_mm.disk_advice import advice
 from rag_mm.proof import ProofError
@@ -81,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
         except (LostRankError, WorkerError) as error:
             print(f"rank {trainer.mesh.rank} stops: {error}", file=sys.stderr)
             return launch.EXIT_FAILED
-        except BatchMismatchError as error:
+        except (BatchMismatchError, RefreshError) as error:
             if first:
                 print(error, file=sys.stderr)
             return launch.EXIT_FAILED

@@ -204,7 +204,10 @@ class Trainer:
                 files.callback(writer.close)
             if self._bad_steps_file is not None:
                 files.callback(self._bad_steps_file.close)
+            files.callback(self.upkeep.close)
             while self.step < steps:
+                if not self.upkeep.wait(self.step, lambda: interrupt.asked):
+                    return self._stop_between_steps()
                 record = self.train_step()
                 if writer is not None:
                     writer.write(record)
@@ -235,6 +238,14 @@ class Trainer:
         if self.config.parallel.timeline and self.trained and self.joint.reads(self.step - 1):
             run_end.draw_timeline(self.config, self.pipeline, self.mesh, say=self._say)
         return 0
+
+    def _stop_between_steps(self) -> int:
+        """Asked to stop while the next step cannot begin yet."""
+        self.saving.saver.finish()
+        if self.mesh.broadcast(self.step not in checkpoint.list_steps(self.run_dir)):
+            self.saving.save(self.step, wait=True, limit_s=self.config.checkpoint.limit_s)
+        self._say(f"interrupted; step {self.step} is safe, run the same command to go on")
+        return launch.EXIT_INTERRUPTED
 
     def _epochs(self) -> list[int]:
         """Epochs of the questions and of the pairs that are over."""
@@ -268,6 +279,7 @@ class Trainer:
             ids = [sample.id for sample in prepared.samples]
             self._bad_steps_file.write(step=step + 1, reason=bad, loss=outcome.loss, norm=norm, sample_ids=ids)
         waited, self.saving.waited_s = self.saving.waited_s, 0.0
+        refresh_waited, self.upkeep.waited_s = self.upkeep.waited_s, 0.0
         self.step += 1
         self.trained += 1
         done = time.perf_counter()
@@ -292,6 +304,7 @@ class Trainer:
             "index_version": prepared.index_version,
             "time_s": {
                 "refresh": refreshed - started,
+                "refresh_wait": refresh_waited,
                 "retrieve": prepared.retrieve_s,
                 "rerank": prepared.rerank_s,
                 "fetch": fetched - refreshed - prepared.retrieve_s - prepared.rerank_s,
