@@ -70,7 +70,7 @@ def test_it_is_adopted_lag_steps_later_and_holds_the_snapshot_s_weights(factbook
         pending = background(trainer).pending
         assert (pending is not None) == (step in (5, 6)), step
     assert seen == VERSIONS
-    vectors = index_files.load(tmp_path / "run" / "index", version=5)._vectors.reconstruct_n(0, len(store))
+    vectors = index_files.load(tmp_path / "run" / "index", version=5).vectors.reconstruct_n(0, len(store))
     assert torch.equal(torch.from_numpy(vectors), at_begin)
     with torch.no_grad():
         assert not torch.equal(

@@ -44,7 +44,7 @@ def test_documents_are_embedded_once_and_keep_their_bits(factbook_dir: Path, tmp
     store = trainer.dataset.store
     with torch.no_grad():
         now_UE = embed_documents(trainer.model.encoder, store, store.ids, image_size=24, batch_size=16)
-    vectors_UE = torch.from_numpy(index._vectors.reconstruct_n(0, len(store)))
+    vectors_UE = torch.from_numpy(index.vectors.reconstruct_n(0, len(store)))
     assert torch.equal(now_UE, vectors_UE) and index_files.list_versions(tmp_path / "run" / "index") == [2]
 
 
