@@ -166,6 +166,8 @@ class BackgroundRefresh:
 
     def _start(self) -> None:
         assert self.pending is not None
+        for left in (self.run_dir / "index" / "versions").glob(".*.tmp"):  # of a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
         root = str(Path(retriever.__file__).parents[1])
         places = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {name: value for name, value in os.environ.items() if name not in _RANK}

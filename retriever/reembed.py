@@ -23,7 +23,9 @@ from retriever import index as index_files
 from retriever.build import fresh_encoder
 from retriever.config import IndexConfig, RetrieverConfig, encoder_config
 from retriever.embed import embed_documents, make_manifest
+from retriever.faiss_import import faiss
 from retriever.index import Index
+from retriever.shared_disk import twice
 from retriever.weights import load_weights
 
 NICENESS = 10
@@ -69,8 +71,22 @@ def reembed(config: ReembedConfig) -> None:
             return
     except (FileNotFoundError, ValueError):
         pass
-    embedding = embed_documents(encoder, store, store.ids, image_size=image_size, batch_size=config.index.batch_size)
-    Index.from_embeddings(embedding, store.ids, manifest).publish(config.index.dir, version=config.version)
+    vectors, batch_size, ids = faiss.IndexFlatIP(encoder.dim), config.index.batch_size, store.ids
+    for start in range(0, len(ids), batch_size):  # one copy of the vectors, not one here and one in the index
+        part_BE = embed_documents(
+            encoder, store, ids[start : start + batch_size], image_size=image_size, batch_size=batch_size
+        )
+        vectors.add(part_BE.float().contiguous().numpy())
+    index = Index(vectors, ids, manifest)
+    twice(
+        lambda: index.publish(config.index.dir, version=config.version),
+        what=f"index version {config.version}",
+        say=_say,
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _end_with_the_starter() -> None:
