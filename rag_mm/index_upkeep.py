@@ -113,7 +113,7 @@ class IndexUpkeep:
         if state["index_version"] is not None:
             if self._side is not None:
                 self._side.stand_still()
-            self.memory.load(state["index_version"], staleness=state["staleness"], wait_s=wait_s, say=self._say)
+            self.memory.load(state["index_version"], staleness=state["staleness"], say=self._say)
         if self._background is not None and state.get("refresh") is not None:
             self._background.resume(Pending(**state["refresh"]), wait_s=wait_s)
 

@@ -2,12 +2,12 @@
 
 A version has the number of the step whose weights embedded it and lies in the run folder, so that a resumed run
 searches the very version the interrupted one did. Only the first rank holds it and searches; the others get what it
-found.
+found. Where it is too large for that (``index.sharded``), each rank holds a part and all search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch import Tensor
@@ -18,11 +18,16 @@ from rag_mm.towers import Towers
 from retriever import index as index_files
 from retriever.embed import embed_documents, make_manifest
 from retriever.index import Index
+from retriever.sharded import ShardedIndex, load_sharded
 from retriever.shared_disk import patiently, twice
 
 
 class Memory:
     """Search and fetch.
+
+    Args:
+        sharded: each rank holds a part of the index.
+        wait_s: longest wait for files that another rank wrote, which may be seen late on a disk that machines share.
 
     Attributes:
         version: step whose weights the current index version was embedded with, None before the first.
@@ -39,12 +44,15 @@ class Memory:
         image_size: int,
         batch_size: int,
         keep: int,
+        sharded: bool = False,
+        wait_s: float = 0.0,
     ) -> None:
+        self.sharded, self.wait_s = sharded, wait_s
         self.store, self.directory, self.mesh = store, directory, mesh
         self.image_size, self.batch_size, self.keep = image_size, batch_size, keep
         self.version: int | None = None
         self.staleness: float | None = None
-        self._index: Index | None = None
+        self._index: Index | ShardedIndex | None = None
 
     def refresh(
         self,
@@ -63,25 +71,36 @@ class Memory:
             named: versions that checkpoints name and that must be kept.
             say: told that the version is written once more.
         """
-        ids = self.store.ids
-        part = embed_documents(
-            towers.encoder,
-            self.store,
-            [ids[i] for i in towers.share(len(ids)).tolist()],
-            image_size=self.image_size,
-            batch_size=self.batch_size,
-            embed=towers.embed_share,
-        )
-        embedding, weights = towers.join(part, len(ids)), towers.weights_hash()
+        weights = towers.weights_hash()
+        manifest = make_manifest(towers.encoder, self.store, image_size=self.image_size, weights=weights)
+        batches, new = self._embedded(towers), None
+        if self.mesh.is_first:
+            new = Index.from_batches(batches, self.store.ids, manifest)
+        else:
+            for _ in batches:  # each is a collective
+                pass
         self.count_damaged()
 
         def publish() -> Index:
-            manifest = make_manifest(towers.encoder, self.store, image_size=self.image_size, weights=weights)
-            new = Index.from_embeddings(embedding, ids, manifest)
+            assert new is not None
             twice(lambda: new.publish(self.directory, version=step), what=f"index version {step}", say=say)
             return new
 
         self._take(step, publish, probe_BE=probe_BE, k=k, named=named)
+
+    def _embedded(self, towers: Towers) -> Iterator[Tensor]:
+        """Embeddings of the whole memory in order, some documents (B, E) at a time, on every rank, which share them.
+
+        A rank's documents are every n-th of all, in the batches that they would have if it took all of them at once.
+        """
+        ids, block = self.store.ids, self.batch_size * self.mesh.size
+        for start in range(0, len(ids), block):
+            names = ids[start : start + block]
+            part = embed_documents(
+                towers.encoder, self.store, [names[i] for i in towers.share(len(names)).tolist()],
+                image_size=self.image_size, batch_size=self.batch_size, embed=towers.embed_share,
+            )  # fmt: skip
+            yield towers.join(part, len(names))
 
     def adopt(self, version: int, *, probe_BE: Tensor | None, k: int, named: set[int]) -> None:
         """Search a version that was published beside the steps, from now on (a collective).
@@ -98,33 +117,30 @@ class Memory:
                 self.store.condemn(name, problem)
         self.store.bad.count_all()
 
-    def load(
-        self,
-        version: int,
-        *,
-        staleness: float | None,
-        wait_s: float = 0.0,
-        say: Callable[[str], None] = lambda line: None,
-    ) -> None:
+    def load(self, version: int, *, staleness: float | None, say: Callable[[str], None] = lambda line: None) -> None:
         """Go on with a version that was published earlier, and what was said of it then (a collective).
 
         Args:
-            wait_s: longest wait until its files are seen, which may be late on a disk that machines share.
-            say: told that this waits.
+            say: told that this waits for its files.
 
         Raises:
             ValueError: on every rank, if it is damaged, or of another store.
             OSError: on every rank, if it cannot be read.
         """
         folder = self.directory / "versions" / str(version)
-        self._index = self._on_first(
-            lambda: patiently(lambda: self._loaded(version), folder=folder, limit_s=wait_s, say=say)
+        whole = self._on_first(
+            lambda: patiently(lambda: self._loaded(version), folder=folder, limit_s=self.wait_s, say=say)
         )
+        self._index = self._placed(whole, version)
         self.version, self.staleness = version, staleness
 
     def search(self, query_BE: Tensor, *, k: int) -> tuple[list[list[str]], Tensor]:
         """Ids of the k best documents and the index's scores (B, k); the same on every rank (the first one's)."""
         assert self.version is not None, "search before the first refresh"
+        if isinstance(self._index, ShardedIndex):
+            versions = self.mesh.gather(self.version)
+            assert len(set(versions)) == 1, f"the ranks are at index versions {versions}"
+            return self._index.search(query_BE, k=k)
         found = None
         if self._index is not None:
             found = (*self._index.search(query_BE, k=k), self.version)
@@ -140,16 +156,40 @@ class Memory:
         self, version: int, make: Callable[[], Index], *, probe_BE: Tensor | None, k: int, named: set[int]
     ) -> None:
         """Search what ``make`` gives on the first rank; says how much it differs, and deletes what is not needed."""
-        old, new = self._index, self._on_first(make)
+        old = self._index
+        new = self._placed(self._on_first(make), version)
         changed: float | None = self.staleness
-        if new is not None:
+        if self.mesh.is_first:
             index_files.prune(self.directory, keep=self.keep, named=named | {version})
-            if old is not None and probe_BE is not None:
-                before, after = old.search(probe_BE, k=k)[0], new.search(probe_BE, k=k)[0]
-                pairs = zip(after, before, strict=True)
-                changed = sum(len(set(a) - set(b)) for a, b in pairs) / (k * len(before))
+        if new is not None and old is not None and probe_BE is not None:
+            before, after = old.search(probe_BE, k=k)[0], new.search(probe_BE, k=k)[0]
+            pairs = zip(after, before, strict=True)
+            changed = sum(len(set(a) - set(b)) for a, b in pairs) / (k * len(before))
         self.staleness = self.mesh.broadcast(changed)
         self._index, self.version = new, version
+
+    def _placed(self, whole: Index | None, version: int) -> Index | ShardedIndex | None:
+        """What this rank searches: the whole index on the first rank, or a part of it on each."""
+        if not self.sharded or self.mesh.size == 1:
+            return whole
+        del whole
+        folder = self.directory / "versions" / str(version)
+        found: ShardedIndex | Exception
+        try:
+            found = patiently(
+                lambda: load_sharded(
+                    self.directory, rank=self.mesh.rank, num_ranks=self.mesh.size, version=version
+                ),
+                folder=folder, limit_s=self.wait_s,
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            found = error
+        problems = self.mesh.gather(str(found) if isinstance(found, Exception) else "")
+        for rank, problem in enumerate(problems):
+            if problem:
+                raise OSError(f"rank {rank}: {problem}")
+        assert isinstance(found, ShardedIndex)
+        return found
 
     def _on_first(self, make: Callable[[], Index]) -> Index | None:
         """An index on the first rank, None on the others; what is wrong with it is raised on all."""

@@ -15,7 +15,7 @@ from rag_mm.config import Config
 # What may differ between the parts of one run without changing its numbers.
 CHANGEABLE = (
     "data.dir", "data.cache_dir", "data.cache_gib", "data.workers", "index.dir", "index.checkpoint",
-    "index.batch_size", "index.keep_versions",
+    "index.batch_size", "index.keep_versions", "index.sharded",
     "reader.vision", "train.threads", "train.max_bad_steps", "data.max_bad_share",
 )  # fmt: skip
 

@@ -61,7 +61,8 @@ class Trainer:
         self.model = build_model(config, self.dataset)
         self.memory = Memory(
             self.dataset.store, self.run_dir / "index", self.mesh, image_size=config.data.image_size,
-            batch_size=config.index.batch_size, keep=config.index.keep_versions,
+            batch_size=config.index.batch_size, keep=config.index.keep_versions, sharded=config.index.sharded,
+            wait_s=config.checkpoint.visible_s,
         )  # fmt: skip
         plans = RunPlans(config, self.mesh, resumes=self.resume_from is not None, say=self._say)
         self.towers = plans.make_towers(self.model, self.dataset)

@@ -167,6 +167,8 @@ class IndexConfig:
         refresh_lag: steps that an async refresh has to finish; at most refresh_every_n_steps.
         adopt: search an async refresh exactly refresh_lag steps after it began, waiting where it is late, so that a
             run repeats bit for bit (exact), or as soon as it is done, whenever that is (when_ready).
+        sharded: let each rank of training hold a part of the index and search it, for memories that are too large for
+            the first rank alone; what is found is the same.
         keep_versions: published versions kept besides those that a checkpoint names.
         device: where evaluation searches: cpu, gpu (refused where faiss cannot), or auto (gpu where faiss can, and
             said where there is one that it cannot use). Scores of a GPU are rounded in another way. The index of
@@ -188,6 +190,7 @@ class IndexConfig:
     refresh_every_n_steps: int = 100
     refresh_lag: int = 20
     adopt: Literal["exact", "when_ready"] = "exact"
+    sharded: bool = False
     keep_versions: int = 2
     device: Literal["auto", "cpu", "gpu"] = "cpu"
     factory: str = "auto"

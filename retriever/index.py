@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,14 @@ class Index:
         """A flat index of embeddings (U, E), one for each id."""
         vectors = faiss.IndexFlatIP(embedding_UE.shape[1])
         vectors.add(embedding_UE.detach().float().contiguous().numpy())
+        return cls(vectors, ids, manifest)
+
+    @classmethod
+    def from_batches(cls, batches: Iterable[Tensor], ids: Sequence[str], manifest: Manifest) -> Index:
+        """The same of embeddings (B, E) that come one batch after the other, in the order of the ids, held once."""
+        vectors = faiss.IndexFlatIP(manifest.dim)
+        for batch_BE in batches:
+            vectors.add(batch_BE.detach().float().contiguous().numpy())
         return cls(vectors, ids, manifest)
 
     def __len__(self) -> int:

@@ -23,7 +23,6 @@ from retriever import index as index_files
 from retriever.build import fresh_encoder
 from retriever.config import IndexConfig, RetrieverConfig, encoder_config
 from retriever.embed import embed_documents, make_manifest
-from retriever.faiss_import import faiss
 from retriever.index import Index
 from retriever.shared_disk import twice
 from retriever.weights import load_weights
@@ -71,18 +70,14 @@ def reembed(config: ReembedConfig) -> None:
             return
     except (FileNotFoundError, ValueError):
         pass
-    vectors, batch_size, ids = faiss.IndexFlatIP(encoder.dim), config.index.batch_size, store.ids
-    for start in range(0, len(ids), batch_size):  # one copy of the vectors, not one here and one in the index
-        part_BE = embed_documents(
-            encoder, store, ids[start : start + batch_size], image_size=image_size, batch_size=batch_size
-        )
-        vectors.add(part_BE.float().contiguous().numpy())
-    index = Index(vectors, ids, manifest)
-    twice(
-        lambda: index.publish(config.index.dir, version=config.version),
-        what=f"index version {config.version}",
-        say=_say,
+    size, ids = config.index.batch_size, store.ids
+    batches = (
+        embed_documents(encoder, store, ids[start : start + size], image_size=image_size, batch_size=size)
+        for start in range(0, len(ids), size)
     )
+    index = Index.from_batches(batches, ids, manifest)
+    what = f"index version {config.version}"
+    twice(lambda: index.publish(config.index.dir, version=config.version), what=what, say=_say)
 
 
 def _say(line: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from retriever.embed import embed_documents
+from retriever.sharded import ShardedIndex
 from tests.distributed import run_on_ranks
 from tests.rag_mm.joint_setup import build, config, prepare
 
@@ -60,3 +63,34 @@ def _damaged(directory: Path, run_dir: Path) -> str:
 def test_a_damaged_version_is_said_on_every_rank(factbook_dir: Path, tmp_path: Path):
     one, other = run_on_ranks(_damaged, 2, factbook_dir, tmp_path)
     assert one == other and "manifest.json is damaged" in one
+
+
+def _sharded(directory: Path, run_dir: Path, sharded: bool) -> dict[str, Any]:
+    joint, _ = build(config(directory, ranks=2), run_dir)
+    joint.memory.sharded, joint.memory.batch_size = sharded, 8
+    prepare(joint)
+    query_BE = joint.probe(0)
+    ids, score = joint.memory.search(query_BE, k=7)
+    held = joint.memory._index
+    joint.memory.load(0, staleness=None)
+    again = joint.memory.search(query_BE, k=7)[0]
+    count = len(held.part) if isinstance(held, ShardedIndex) else 0 if held is None else len(held)
+    return {"ids": ids, "score": score, "again": again, "held": count, "all": len(joint.memory.store)}
+
+
+def test_a_sharded_index_finds_the_same(factbook_dir: Path, tmp_path: Path):
+    whole = run_on_ranks(_sharded, 2, factbook_dir, tmp_path / "whole", False)
+    parts = run_on_ranks(_sharded, 2, factbook_dir, tmp_path / "parts", True)
+    for one, other in zip(whole, parts, strict=True):
+        assert one["ids"] == other["ids"] == other["again"] and torch.equal(one["score"], other["score"])
+    assert [rank["held"] for rank in whole] == [whole[0]["all"], 0]
+    assert sum(rank["held"] for rank in parts) == whole[0]["all"] and min(rank["held"] for rank in parts) > 0
+
+
+def test_blocks_of_the_memory_are_the_batches_of_the_whole(factbook_dir: Path, tmp_path: Path):
+    """What is embedded block by block, so that no rank holds all, has the bits of all at once."""
+    joint, _ = build(config(factbook_dir), tmp_path)
+    joint.memory.batch_size = 8
+    store = joint.memory.store
+    whole = embed_documents(joint.encoder, store, store.ids, image_size=24, batch_size=8)
+    assert torch.equal(torch.cat(list(joint.memory._embedded(joint.towers))), whole)
