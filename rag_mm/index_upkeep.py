@@ -92,7 +92,7 @@ class IndexUpkeep:
         elif self._background is not None:
             if self._adopts(step) and self.wait(step):
                 self._adopt(self._background, step)
-            if self._background.pending is None and self._is_due(step) and self._is_worth(step):
+            if self._background.pending is None and self._is_owed(step) and self._is_worth(step):
                 self._background.begin(step)
                 self._background.prune(self._named("refresh"))
 
@@ -131,6 +131,12 @@ class IndexUpkeep:
         every, since = self.config.index.refresh_every_n_steps, step - train.retriever_steps
         due = (every > 0 and since % every == 0) or step in (train.retriever_steps, train.retriever_moves[1])
         return due and version is not None and self.joint.streams.moved_retriever(version, step)
+
+    def _is_owed(self, step: int) -> bool:
+        """The same for refreshes that take a while: one may be under way when the retriever is frozen for good."""
+        version, frozen = self.memory.version, step >= self.config.train.retriever_moves[1]
+        late = frozen and version is not None and self.joint.streams.moved_retriever(version, step)
+        return late or self._is_due(step)
 
     def _is_worth(self, step: int) -> bool:
         """Whether a refresh that begins now is searched before training ends."""

@@ -63,12 +63,12 @@ class Preparation(TrainingBatches):
         started = time.perf_counter()
         taken = self._take(step)
         samples, queries = taken.samples, self._embedded(taken.features)
-        retriever, version = self.config.retriever, None
+        retriever = self.config.retriever
+        version = self.memory.version if self.streams.searches(step) else None
         ids: list[list[str]] = [[] for _ in samples]
         searched = torch.zeros(len(samples), 0)
         if self.reads(step):
             if self.config.train.documents == "retrieved":
-                version = self.memory.version
                 ids, searched = self.memory.search(queries.embedding[: len(samples)], k=retriever.rerank or retriever.k)
             elif self.config.train.documents == "gold":
                 ids = [[sample.subject or self.memory.store.ids[0]] for sample in samples]

@@ -106,7 +106,7 @@ def test_resumed_before_and_within_a_refresh_is_the_same_run(
 def test_layouts_agree(
     factbook_dir: Path, tmp_path: Path, undisturbed: tuple[Path, dict[str, Any]], how: dict[str, Any]
 ):
-    ranks = run_on_ranks(train_on_ranks, 2, factbook_dir, tmp_path / "run", {**RUN, **how})
+    ranks = run_on_ranks(train_on_ranks, 2, factbook_dir, tmp_path / "run", {**RUN, **how}, timeout_s=280)
     for a, b in zip(undisturbed[1]["lines"], ranks[0]["lines"], strict=True):
         assert (a["retrieved_digest"], a["index_version"]) == (b["retrieved_digest"], b["index_version"])
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
