@@ -27,7 +27,7 @@ from data.document_store import EDITS
 from pipeline.roll_call import LostRankError, RollCall
 from rag_mm import launch
 from rag_mm.config import Config
-from rag_mm.evaluate.answer import Interrupted, Run, find_checkpoint, load_run, read_config
+from rag_mm.evaluate.answer import DEPTH, Interrupted, Run, find_checkpoint, load_run, read_config
 from rag_mm.evaluate.ask import Asker, asked_table
 from rag_mm.evaluate.candidates import read_candidates
 from rag_mm.evaluate.compare import compare, comparison_table, read_side, runs_of
@@ -36,10 +36,12 @@ from rag_mm.evaluate.evaluation import Evaluated, evaluate_run
 from rag_mm.evaluate.fact_edit import change_fact, change_table, copy_dataset, parse_fact
 from rag_mm.evaluate.factbook import TaskConfig
 from rag_mm.evaluate.layout import LayoutConfig
+from rag_mm.evaluate.output_files import check_output, write_output
 from rag_mm.evaluate.overrides import config_file
 from rag_mm.evaluate.report import write_report
 from rag_mm.evaluate.rows import ROWS, check_rows, row_of
 from rag_mm.evaluate.table import comparison_lines, field_table, result_table
+from rag_mm.evaluate.task_scores import find_tasks, task_tables
 
 DESCRIPTION = (
     "Score a run on held-out questions and write RUN/eval/factbook.json; or, with --set-fact, edit one "
@@ -58,6 +60,9 @@ class EvaluateConfig:
         step: checkpoint to take the weights from; -1: the latest.
         rows: rows of the table, comma-separated; empty: the run's own and all that need no other run.
         num: only that many questions, chosen by a hash of their ids; 0: all.
+        tasks: rules that the answers are scored by as well, comma-separated: qa, kilt, vqa, okvqa, infoseek, retrieval,
+            or package.module:Class.
+        depth: documents that are searched for with each question, at least 4; the reader reads retriever.k of them.
         json: copy the result there as well (of --ask and --compare: write it there); "-" prints it instead of a
             table.
         report: where the page to look at goes; empty: beside the result, as RUN/eval/factbook.html.
@@ -75,6 +80,8 @@ class EvaluateConfig:
     step: int = -1
     rows: str = ""
     num: int = 0
+    tasks: str = ""
+    depth: int = DEPTH
     json: str = ""
     report: str = ""
     compare: str = ""
@@ -92,6 +99,11 @@ class EvaluateConfig:
         if len(asked) > 1:
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in asked)
             raise ValueError(f"{flags} are different things to do; give one of them")
+        if self.depth < DEPTH:
+            raise ValueError(f"--depth is {self.depth}; it must be at least {DEPTH}, because hit@{DEPTH} is reported")
+        if asked and (self.tasks or self.depth != DEPTH):
+            name = "tasks" if self.tasks else "depth"
+            raise ValueError(f"--{name} is given, but --{asked[0].replace('_', '-')} scores no questions")
         if asked and self.report:
             raise ValueError(f"--report is {self.report!r}, but --{asked[0].replace('_', '-')} makes no report")
         if self.compare:
@@ -113,6 +125,10 @@ class EvaluateConfig:
         return [name.strip() for name in self.rows.split(",") if name.strip()]
 
     @property
+    def task_names(self) -> list[str]:
+        return [name.strip() for name in self.tasks.split(",") if name.strip()]
+
+    @property
     def checkpoint(self) -> int | None:
         """Step of the checkpoint; None: the latest."""
         return None if self.step < 0 else self.step
@@ -127,12 +143,15 @@ def main(argv: Sequence[str]) -> int:
     config = _parse(argv)
     first = not launch.is_rank() or os.environ["RANK"] == "0"
     try:
+        for option in ("json", "report"):
+            check_output(getattr(config, option), option=f"--{option}")
         if config.compare:
             _compare(config)
             return 0
         if first:
             _check_config(config_file(argv), Path(config.run_dir))
             check_rows(config.row_names, where="--rows")
+            find_tasks(config.task_names)
             if config.evaluate.candidates:
                 read_candidates(config.evaluate.candidates)
         if not launch.is_rank() and config.parallel.num_ranks > 1:
@@ -207,10 +226,11 @@ def _evaluate(config: EvaluateConfig) -> None:
     run = _load(config)
     names = _rows_of(run, check_rows(config.row_names, where="--rows"))
     first = run.layout.mesh.is_first
+    task = TaskConfig(config.split, config.num, config.depth)
     with launch.Interrupt() as interrupt:
         evaluated = evaluate_run(
-            run, names, TaskConfig(config.split, config.num), console=Console(stderr=True, quiet=not first),
-            decoding=config.evaluate, interrupt=lambda: interrupt.asked,
+            run, names, task, console=Console(stderr=True, quiet=not first),
+            decoding=config.evaluate, interrupt=lambda: interrupt.asked, tasks=find_tasks(config.task_names),
         )  # fmt: skip
     report = write_report(run, evaluated, Path(config.report) if config.report else None)
     if first:
@@ -222,8 +242,7 @@ def _evaluate(config: EvaluateConfig) -> None:
 def _show(config: EvaluateConfig, evaluated: Evaluated, report: Path) -> None:
     result, path = evaluated.result, evaluated.path
     if config.json and config.json != "-":
-        Path(config.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(config.json).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+        write_output(Path(config.json), path.read_text(encoding="utf-8"))
     if config.json == "-":
         print(json.dumps(result, ensure_ascii=False, indent=2))
         return
@@ -232,6 +251,8 @@ def _show(config: EvaluateConfig, evaluated: Evaluated, report: Path) -> None:
     console.print(field_table(result))
     for line in comparison_lines(result):
         console.print(line)
+    for table in task_tables(result.get("tasks", {})):
+        console.print(table)
     for what, count in result["truncated"].items():
         console.print(f"{what}: {count} truncated")
     for what, count in result["left_out"].items():
@@ -298,8 +319,7 @@ def _give(config: EvaluateConfig, record: Mapping[str, Any], table: RenderableTy
         print(text)
         return
     if config.json:
-        Path(config.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(config.json).write_text(text + "\n", encoding="utf-8")
+        write_output(Path(config.json), text + "\n")
     Console().print(table)
 
 

@@ -53,6 +53,7 @@ class Answerer:
         index: of this model's weights, on ranks that search; None elsewhere, or if nothing will be retrieved.
         layout: the ranks that answer and their stages; everything on this process by default.
         decoding: the configuration's by default.
+        depth: documents that are searched for (or k, if that is more).
 
     Raises:
         ValueError: if the index was made by other weights, k exceeds the memory, or the candidates are not to be had.
@@ -68,6 +69,7 @@ class Answerer:
         layout: Layout | None = None,
         decoding: DecodingConfig | None = None,
         batch_size: int | None = None,
+        depth: int = DEPTH,
     ) -> None:
         self.config, self.dataset, self.collator = config, dataset, model.collator
         self.layout = layout or Layout.whole(model)
@@ -81,7 +83,7 @@ class Answerer:
                 raise ValueError(
                     f"retriever.k is {config.retriever.k}; the memory holds only {len(index.ids)} documents"
                 )
-        self._retrieval = Retrieval(config, dataset, self.collator, self.layout, index)
+        self._retrieval = Retrieval(config, dataset, self.collator, self.layout, index, depth=depth)
         self._candidates: Candidates | None = None
         self._candidate_tokens: dict[str, list[int]] = {}
         if self.decoding.decoding == "score":

@@ -24,7 +24,7 @@ def most_frequent(dataset: Dataset, samples: Sequence[Sample]) -> list[Predictio
     return [Prediction(sample.id, best.get(sample.field, "")) for sample in samples]
 
 
-def pixels(dataset: Dataset, samples: Sequence[Sample]) -> list[Prediction]:
+def pixels(dataset: Dataset, samples: Sequence[Sample], *, depth: int = DEPTH) -> list[Prediction]:
     """Retrieval only: documents by the similarity of 12 x 12 mean-centred pixels, ties broken by id.
 
     Questions without a picture get no documents.
@@ -36,17 +36,17 @@ def pixels(dataset: Dataset, samples: Sequence[Sample]) -> list[Prediction]:
         memory = pixel_features([d.image for d in documents if d.image is not None])
         query = pixel_features([s.image for s in asked if s.image is not None])
         score, row = (query @ memory.T).sort(dim=1, descending=True, stable=True)
-        for sample, scores, rows in zip(asked, score[:, :DEPTH].tolist(), row[:, :DEPTH].tolist(), strict=True):
+        for sample, scores, rows in zip(asked, score[:, :depth].tolist(), row[:, :depth].tolist(), strict=True):
             ids = tuple(documents[i].id for i in rows)
             found[sample.id] = Prediction(sample.id, None, ids, tuple(scores))
     return [found.get(sample.id, Prediction(sample.id, None)) for sample in samples]
 
 
-def bm25(dataset: Dataset, samples: Sequence[Sample]) -> list[Prediction]:
+def bm25(dataset: Dataset, samples: Sequence[Sample], *, depth: int = DEPTH) -> list[Prediction]:
     """Retrieval only: documents by BM25 of the question's words with their texts (`retriever.bm25`).
 
     A picture is not looked at: of picture questions only what their words find.
     """
     index = Bm25(dataset.store)
-    ids, scores = index.search([sample.question for sample in samples], k=min(DEPTH, len(index.ids)))
+    ids, scores = index.search([sample.question for sample in samples], k=min(depth, len(index.ids)))
     return [Prediction(s.id, None, tuple(i), tuple(v)) for s, i, v in zip(samples, ids, scores, strict=True)]

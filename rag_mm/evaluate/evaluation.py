@@ -25,12 +25,14 @@ from data.command_line import dump
 from data.dataset import Dataset
 from rag_mm import checkpoint
 from rag_mm.evaluate import factbook
-from rag_mm.evaluate.answer import DEPTH, Answerer, Run
+from rag_mm.evaluate.answer import Answerer, Run
 from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.evaluate.factbook import Scored, TaskConfig
 from rag_mm.evaluate.finished import Finished, open_finished
 from rag_mm.evaluate.row_scores import DEFINITIONS, INTERVAL
 from rag_mm.evaluate.rows import ROWS
+from rag_mm.evaluate.task_scores import references_by_task, score_tasks
+from rag_mm.evaluate.tasks.task import Task
 from rag_mm.launch import only_one
 from retriever.index import Index, list_versions
 
@@ -69,33 +71,41 @@ def evaluate_run(
     console: Console,
     decoding: DecodingConfig | None = None,
     interrupt: Callable[[], bool] | None = None,
+    tasks: Sequence[Task[Any, Any]] = (),
 ) -> Evaluated:
     """Answer the task's questions for every row, each with the weights of ``run`` or with none, and write the files.
 
     Args:
         decoding: by default the one that the run's configuration names.
         interrupt: asked after each batch whether to stop.
+        tasks: that the answers are scored by as well (`rag_mm.evaluate.task_scores`).
 
     Raises:
-        ValueError: if there are no questions, the memory is smaller than ``retriever.k``, or another process evaluates
-            this run.
+        ValueError: if there are no questions, or not such as ``tasks`` score, the memory is smaller than
+            ``retriever.k``, or another process evaluates this run.
         Interrupted: the same call goes on.
     """
     require_questions(run.dataset, task.split)  # before the memory is embedded, which may take hours
+    references = references_by_task(tasks, task.samples(run.dataset)) if tasks else {}
     decoding, directory = decoding or run.config.evaluate, run.directory / "eval"
     first = run.layout.mesh.is_first
     with only_one(directory) if first else contextlib.nullcontext():
         finished = _finished(run, task, decoding, directory, console)
         searches = any(ROWS[name].weights_of and ROWS[name].documents == "retrieved" for name in rows)
         index = run.index(console=console) if searches else None
-        answerer = Answerer(run.config, run.dataset, run.model, index, layout=run.layout, decoding=decoding)
+        answerer = Answerer(
+            run.config, run.dataset, run.model, index, layout=run.layout, decoding=decoding,
+            depth=task.depth,
+        )  # fmt: skip
         scored = score_rows(run.dataset, answerer, rows, task, console=console, finished=finished, interrupt=interrupt)
         header = describe_data(run.dataset, task)
         header |= {"run_dir": str(run.directory), "step": run.step, "steps": run.config.train.steps}
         header["index"] = describe_index(run, index)
-        header["k"] = run.config.retriever.k
+        header |= {"k": run.config.retriever.k, "depth": task.depth}
         header["decoding"] = describe_decoding(decoding)
         header["truncated"] = _truncated(scored)
+        if tasks and first:
+            header["tasks"] = score_tasks(tasks, references, scored, run.dataset.store)
         evaluated = Evaluated(scored, header, directory / f"{task.name}.json")
         if first:
             factbook.write(directory, task.name, evaluated.result, scored)
@@ -133,11 +143,22 @@ def score_rows(
         with progress(console, f"answer {name}", len(samples), "questions") as advance:
             if ROWS[name].weights_of or answerer is None:
                 predictions = factbook.predict(
-                    name, dataset, answerer, samples, progress=advance, finished=finished, interrupt=interrupt
+                    name,
+                    dataset,
+                    answerer,
+                    samples,
+                    progress=advance,
+                    finished=finished,
+                    interrupt=interrupt,
+                    depth=task.depth,
                 )
             else:  # a baseline: once is enough
                 mesh = answerer.layout.mesh
-                mine = factbook.predict(name, dataset, None, samples, progress=advance) if mesh.is_first else None
+                mine = (
+                    factbook.predict(name, dataset, None, samples, progress=advance, depth=task.depth)
+                    if mesh.is_first
+                    else None
+                )
                 predictions = mesh.broadcast(mine)
         scored[name] = factbook.score(samples, predictions, seen)
     return scored
@@ -148,14 +169,14 @@ def _finished(run: Run, task: TaskConfig, decoding: DecodingConfig, directory: P
     mesh = run.layout.mesh
     folder = directory / f".{task.name}.unfinished"
     if mesh.is_first:
-        said = open_finished(folder, _made_with(run, decoding))
+        said = open_finished(folder, _made_with(run, task, decoding))
         if said:
             console.print(said, highlight=False, soft_wrap=True, markup=False)
     mesh.barrier()
     return Finished(folder, writer=str(mesh.replica))
 
 
-def _made_with(run: Run, decoding: DecodingConfig) -> dict[str, Any]:
+def _made_with(run: Run, task: TaskConfig, decoding: DecodingConfig) -> dict[str, Any]:
     """Everything that decides a prediction."""
     config = dataclasses.replace(run.config, run_dir="", evaluate=DecodingConfig())
     return {
@@ -165,7 +186,7 @@ def _made_with(run: Run, decoding: DecodingConfig) -> dict[str, Any]:
         "data": run.dataset.fingerprint,
         "store": run.dataset.store.version,
         "decoding": describe_decoding(decoding),
-        "depth": DEPTH,
+        "depth": task.depth,
     }
 
 

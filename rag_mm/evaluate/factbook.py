@@ -17,7 +17,7 @@ from typing import Any
 from data.dataset import Dataset, Sample
 from data.factbook_questions import stable_hash
 from rag_mm.evaluate import baselines, row_scores
-from rag_mm.evaluate.answer import Answerer, Prediction
+from rag_mm.evaluate.answer import DEPTH, Answerer, Prediction
 from rag_mm.evaluate.bootstrap import bootstrap, paired_bootstrap
 from rag_mm.evaluate.finished import Finished
 from rag_mm.evaluate.rows import COMPARISONS, ROWS
@@ -81,10 +81,12 @@ class TaskConfig:
     Attributes:
         split: test for results, dev for choices.
         num: only that many questions, chosen by a hash of their ids; 0: all.
+        depth: documents that are searched for (or k, if that is more).
     """
 
     split: str = "test"
     num: int = 0
+    depth: int = DEPTH
 
     @property
     def name(self) -> str:
@@ -144,16 +146,19 @@ def predict(
     progress: Callable[[int], None] | None = None,
     finished: Finished | None = None,
     interrupt: Callable[[], bool] | None = None,
+    depth: int = DEPTH,
 ) -> list[Prediction]:
-    """The predictions of one row; ``answerer`` has the weights that the row uses (None: a baseline)."""
+    """The predictions of one row; ``answerer`` has the weights that the row uses (None: a baseline, to ``depth``)."""
     row = ROWS[name]
     if row.weights_of:
         assert answerer is not None, f"{name} needs weights"
         return answerer.answer(
             samples, row.documents, progress=progress, row=name, finished=finished, interrupt=interrupt
         )
-    makers = {"most_frequent": baselines.most_frequent, "pixels": baselines.pixels, "bm25": baselines.bm25}
-    predictions = makers[name](dataset, samples)
+    if name == "most_frequent":
+        predictions = baselines.most_frequent(dataset, samples)
+    else:
+        predictions = {"pixels": baselines.pixels, "bm25": baselines.bm25}[name](dataset, samples, depth=depth)
     if progress is not None:
         progress(len(samples))
     return predictions

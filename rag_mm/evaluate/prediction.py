@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -24,3 +25,8 @@ class Prediction:
     scores: tuple[float, ...] = ()
     num_read: int = 0
     truncated: tuple[str, ...] = ()
+
+
+def answers_of(predictions: Iterable[Prediction]) -> dict[str, str]:
+    """Answers by question, of those that have one."""
+    return {p.id: p.answer for p in predictions if p.answer is not None}

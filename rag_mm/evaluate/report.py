@@ -26,7 +26,7 @@ from data import images
 from data.document_store import Document
 from data.factbook_questions import stable_hash
 from rag_mm.evaluate import figures
-from rag_mm.evaluate.answer import Answerer, Run
+from rag_mm.evaluate.answer import DEPTH, Answerer, Run
 from rag_mm.evaluate.contribution import Contribution, contributions
 from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.evaluate.evaluation import Evaluated
@@ -101,7 +101,7 @@ def write_report(run: Run, evaluated: Evaluated, path: Path | None = None) -> Pa
         others = {name: {s.sample.id: s for s in items} for name, items in evaluated.scored.items() if name != row}
         examples = []
         for (item, drawn), parts in zip(shown, given, strict=True):
-            documents = run.dataset.store.read(item.prediction.document_ids)
+            documents = run.dataset.store.read(item.prediction.document_ids[: max(DEPTH, item.prediction.num_read)])
             said = {name: by_id[item.sample.id].prediction.answer for name, by_id in others.items()}
             answers = {name: answer for name, answer in said.items() if answer is not None}
             examples.append(make_example(item, documents, parts, drawn=drawn, others=answers))
@@ -173,7 +173,7 @@ def page(result: Mapping[str, Any], examples: Sequence[Example], *, row: str, cu
         rows={line["name"]: ROWS[line["name"]].about for line in result["rows"]},
         headline=[name for name in HEADLINE if name in names],
         by_field=[name for name in names if "field=" in name],
-        context={k: _said(v) for k, v in result.items() if k not in ("rows", "comparisons", "definitions")},
+        context={k: _said(v) for k, v in result.items() if k not in ("rows", "comparisons", "definitions", "tasks")},
         curves=None if curves is None else Markup(curves),
         script=Markup(script), script_hash=_script_hash(script),
         num_wrong=sum(not example.right for example in examples), num_drawn=sum(example.drawn for example in examples),

@@ -27,7 +27,7 @@ from retriever.hybrid import fuse
 from retriever.index import Index
 
 Documents = Literal["retrieved", "gold", "none", "bm25"]
-DEPTH = 4  # hit@4 is the deepest that is reported
+DEPTH = 4  # of a row's figures, hit@4 is the deepest
 BLOCK = 64
 
 
@@ -58,11 +58,20 @@ class Retrieval:
 
     Args:
         index: of the model's weights, on ranks that search; None elsewhere, or if nothing is to be retrieved.
+        depth: documents that are searched for (or k, if that is more).
     """
 
     def __init__(
-        self, config: Config, dataset: Dataset, collator: Collator, layout: Layout, index: Index | None
+        self,
+        config: Config,
+        dataset: Dataset,
+        collator: Collator,
+        layout: Layout,
+        index: Index | None,
+        *,
+        depth: int = DEPTH,
     ) -> None:
+        self.depth = max(config.retriever.k, depth)
         self.config, self.dataset, self.collator, self.layout, self.index = config, dataset, collator, layout, index
         self._bm25: tuple[int, Bm25] | None = None  # of the store as of an edit
 
@@ -96,12 +105,12 @@ class Retrieval:
         found: tuple[list[list[str]], list[list[float]]] | None = None
         if self.layout.searches and documents == "bm25":
             memory = self._words()
-            depth = min(max(self.config.retriever.k, DEPTH), len(memory.ids))
+            depth = min(self.depth, len(memory.ids))
             found = memory.search([sample.question for sample in samples], k=depth)
         elif self.layout.searches:
             if self.index is None:
                 raise ValueError("nothing can be retrieved without an index")
-            depth = min(max(self.config.retriever.k, DEPTH), len(self.index.ids))
+            depth = min(self.depth, len(self.index.ids))
             found = self._by_embedding(samples, query, depth)
         return self.layout.over_stages(found)
 

@@ -24,6 +24,7 @@ from data.command_line import fail, parse
 from rag_mm.evaluate import bootstrap
 from rag_mm.evaluate.bootstrap import Difference
 from rag_mm.evaluate.metric import Scores
+from rag_mm.evaluate.output_files import check_output, write_output
 from rag_mm.evaluate.tasks import registry
 from rag_mm.evaluate.tasks.task import Missing, Task
 
@@ -112,6 +113,8 @@ def main(argv: Sequence[str]) -> int:
         Console().print(task_table())
         return 0
     try:
+        for option in ("json", "per_example"):
+            check_output(getattr(config, option), option=f"--{option}")
         task = registry.make(config.task, config.options())
         scores = _score(config, task, config.predictions)
         other = _score(config, task, config.compare) if config.compare else None
@@ -124,15 +127,15 @@ def main(argv: Sequence[str]) -> int:
             seed=config.seed,
         )
         if config.per_example:
-            _write(Path(config.per_example), "".join(f"{json.dumps(line)}\n" for line in example_lines(scores)))
+            write_output(Path(config.per_example), "".join(f"{json.dumps(line)}\n" for line in example_lines(scores)))
+        text = json.dumps(found, ensure_ascii=False, indent=2)
+        if config.json not in ("", "-"):
+            write_output(Path(config.json), text + "\n")
     except (FileNotFoundError, ValueError) as error:
         fail(str(error))
-    text = json.dumps(found, ensure_ascii=False, indent=2)
     if config.json == "-":
         print(text)
-    elif config.json:
-        _write(Path(config.json), text + "\n")
-    else:
+    elif not config.json:
         Console().print(result_table(found, title=f"{config.task}: {len(scores.ids)} examples of {config.references}"))
     return 0
 
@@ -251,13 +254,6 @@ def _number(value: float) -> float | None:
 
 def _shown(value: Any) -> str:
     return "–" if value is None else f"{value:.4f}"
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 if __name__ == "__main__":

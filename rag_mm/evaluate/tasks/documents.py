@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from data.document import Document
 from rag_mm.evaluate.prediction_files import Record, shown
 
 DOCUMENTS = ("documents", "ctxs", "passages", "retrieved")
@@ -22,6 +23,11 @@ class Retrieved:
     id: str
     text: str | None = None
     score: float | None = None
+
+
+def text_of(document: Document) -> str:
+    """A document's text without its title, in which no answer is looked for."""
+    return document.text.partition("\n")[2]
 
 
 def retrieved_documents(record: Record, *names: str) -> tuple[Retrieved, ...]:

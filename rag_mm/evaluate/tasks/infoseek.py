@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy
 
+from data.document import Document
+from data.samples import Pair, Sample
 from rag_mm.evaluate.metric import Array, Metric, OfSums, Scores, ratio
+from rag_mm.evaluate.prediction import Prediction, answers_of
 from rag_mm.evaluate.prediction_files import FileError, Record, by_id, read_jsonl, shown
 from rag_mm.evaluate.scoring.infoseek import Range, harmonic_mean, infoseek_score
 from rag_mm.evaluate.tasks.task import Aligned, ExampleTask, Question
@@ -24,7 +27,7 @@ class InfoSeekReference:
 
     Attributes:
         golds: accepted answers, or (low, high) of a numerical one.
-        question_type: time, numerical or string.
+        question_type: time, numerical, string, or "text" where it is not known which of time and string.
         unseen: "question" or "entity": what of it is not in the training split.
     """
 
@@ -69,6 +72,18 @@ class InfoSeek(ExampleTask[str, InfoSeekReference]):
         lines = ((r.id(*IDS), r, r.text("prediction", "answer")) for r in read_jsonl(path))
         return by_id(lines, what="predictions")
 
+    def references_of(self, items: Iterable[Sample | Pair]) -> dict[str, InfoSeekReference]:
+        """From questions as `data.formats.infoseek` keeps them, of whose types only numbers can be told from texts."""
+        found = {}
+        for s in items:
+            if isinstance(s, Sample) and s.weight:
+                record = Record(Path("questions"), 0, {**s.meta, "id": s.id, "question": s.question}, s.id)
+                found[s.id] = _reference(record, {s.id: _type_of(record.get("answer_eval")[1])}, types_known=False)[2]
+        return found
+
+    def predictions_of(self, predictions: Iterable[Prediction], documents: Mapping[str, Document]) -> dict[str, str]:
+        return answers_of(predictions)
+
     def ask(self, key: str, reference: InfoSeekReference) -> Question:
         return Question(key, reference.question, reference.image)
 
@@ -107,10 +122,18 @@ def _harmonic(sums_DS: Array) -> Array:
     return numpy.array([numpy.nan if numpy.isnan(row).any() else harmonic_mean(*row) for row in means])
 
 
-def _reference(record: Record, types: dict[str, str]) -> tuple[str, Record, InfoSeekReference]:
+def _type_of(answer_eval: Any) -> str:
+    """Numbers have ranges."""
+    entry = answer_eval[0] if isinstance(answer_eval, list) and answer_eval else answer_eval
+    return "numerical" if isinstance(entry, dict) else "text"
+
+
+def _reference(
+    record: Record, types: Mapping[str, str], *, types_known: bool = True
+) -> tuple[str, Record, InfoSeekReference]:
     key = record.id(*IDS)
     kind = (record.text("question_type") if record.has("question_type") else types.get(key, "")).lower()
-    if kind not in TYPES:
+    if kind not in TYPES and types_known:
         record.fail(
             f"question_type of {key} is {kind!r}; it must be one of {', '.join(TYPES)}, in this file or in the "
             "file of question types (a.jsonl,a_qtype.jsonl)"

@@ -7,14 +7,18 @@ for short answers, accuracy for classes, ROUGE-L for long answers (ELI5), ROUGE-
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from data.document import Document
+from data.samples import Pair, Sample
+from rag_mm.evaluate.prediction import Prediction
 from rag_mm.evaluate.prediction_files import Record, by_id, read_jsonl
 from rag_mm.evaluate.scoring import kilt
 from rag_mm.evaluate.scoring.answer_recall import first_hit, has_answer_substring
+from rag_mm.evaluate.tasks.documents import text_of
 from rag_mm.evaluate.tasks.qa import check_ks, only_output
 from rag_mm.evaluate.tasks.task import Aligned, ExampleTask, Question
 
@@ -75,6 +79,27 @@ class Kilt(ExampleTask[KiltPrediction, KiltReference]):
     def read_predictions(self, path: Path) -> dict[str, KiltPrediction]:
         return by_id(_predictions(path), what="predictions")
 
+    def references_of(self, items: Iterable[Sample | Pair]) -> dict[str, KiltReference]:
+        """From questions as `data.formats.kilt` keeps them: their outputs are in ``meta``."""
+        found = {}
+        for s in items:
+            if isinstance(s, Sample) and s.weight:
+                record = Record(Path("questions"), 0, {**s.meta, "id": s.id, "input": s.question}, s.id)
+                found[s.id] = _reference(record)
+        return found
+
+    def predictions_of(
+        self, predictions: Iterable[Prediction], documents: Mapping[str, Document]
+    ) -> dict[str, KiltPrediction]:
+        """Documents are pages, or passages that say of which page they are."""
+        found = {}
+        for p in predictions:
+            if p.answer is not None:
+                read = [documents[name] for name in p.document_ids]
+                pages = tuple(str(document.meta.get("document", document.id)) for document in read)
+                found[p.id] = KiltPrediction(p.answer, pages, tuple(map(text_of, read)))
+        return found
+
     def ask(self, key: str, reference: KiltReference) -> Question:
         return Question(key, reference.question)
 
@@ -111,13 +136,17 @@ class Kilt(ExampleTask[KiltPrediction, KiltReference]):
 
 def _references(path: Path) -> Iterator[tuple[str, Record, KiltReference]]:
     for record in read_jsonl(path):
-        outputs = record.objects("output")
-        if not outputs:
-            record.fail("field output is empty; a gold record needs an answer or evidence")
-        answers = tuple(o.text("answer") for o in outputs if o.has("answer") and o.text("answer").strip())
-        evidence = [_pages(output) for output in outputs if output.has("provenance")]
-        question = record.text("input") if record.has("input") else ""
-        yield record.id("id"), record, KiltReference(question, answers, tuple(dict.fromkeys(evidence)))
+        yield record.id("id"), record, _reference(record)
+
+
+def _reference(record: Record) -> KiltReference:
+    outputs = record.objects("output")
+    if not outputs:
+        record.fail("field output is empty; a gold record needs an answer or evidence")
+    answers = tuple(o.text("answer") for o in outputs if o.has("answer") and o.text("answer").strip())
+    evidence = [_pages(output) for output in outputs if output.has("provenance")]
+    question = record.text("input") if record.has("input") else ""
+    return KiltReference(question, answers, tuple(dict.fromkeys(evidence)))
 
 
 def _predictions(path: Path) -> Iterator[tuple[str, Record, KiltPrediction]]:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from data.document import Document
 from data.samples import Pair, Sample
 from rag_mm.evaluate.prediction import Prediction
 from rag_mm.evaluate.prediction_files import FileError, Record, by_id, is_jsonl, read_json, read_jsonl, shown
 from rag_mm.evaluate.scoring.answer_recall import first_hit, has_answer_dpr, has_answer_substring, is_searchable
 from rag_mm.evaluate.scoring.squad import exact_match, f1, maximum_over
-from rag_mm.evaluate.tasks.documents import DOCUMENTS, Retrieved, retrieved_documents
+from rag_mm.evaluate.tasks.documents import DOCUMENTS, Retrieved, retrieved_documents, text_of
 from rag_mm.evaluate.tasks.task import Aligned, ExampleTask, Question, named
 
 IDS = ("id", "_id", "question_id", "qid")
@@ -103,15 +104,19 @@ class OpenDomainQa(ExampleTask[QaPrediction, QaReference]):
             if isinstance(s, Sample) and s.weight
         }
 
-    @staticmethod
-    def predictions_of(predictions: Iterable[Prediction], texts: Mapping[str, str]) -> dict[str, QaPrediction]:
-        """From what a run answered; ``texts`` are those of the documents by id, none for those it lacks."""
+    def predictions_of(
+        self, predictions: Iterable[Prediction], documents: Mapping[str, Document]
+    ) -> dict[str, QaPrediction]:
         return {
             p.id: QaPrediction(
                 p.answer,
-                tuple(Retrieved(d, texts.get(d), s) for d, s in zip(p.document_ids, p.scores, strict=True)),
+                tuple(
+                    Retrieved(name, text_of(documents[name]), score)
+                    for name, score in zip(p.document_ids, p.scores, strict=True)
+                ),
             )
             for p in predictions
+            if p.answer is not None or p.document_ids
         }
 
     def score_example(self, prediction: QaPrediction | None, reference: QaReference) -> dict[str, float]:

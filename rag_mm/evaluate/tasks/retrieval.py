@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from data.document import Document
 from data.samples import Pair, Sample
+from rag_mm.evaluate.prediction import Prediction
 from rag_mm.evaluate.prediction_files import FileError, Record, by_id, is_jsonl, read_jsonl, read_lines, shown
 from rag_mm.evaluate.scoring.ranking import ranking_scores
 from rag_mm.evaluate.tasks.documents import DOCUMENTS, retrieved_documents
@@ -87,6 +89,16 @@ class Retrieval(ExampleTask[Ranking, Judgements]):
                 image = None if item.image is None else item.id
                 found[item.id] = Judgements(dict.fromkeys(item.gold, 1), kind, words, image)
         return found
+
+    def predictions_of(
+        self, predictions: Iterable[Prediction], documents: Mapping[str, Document]
+    ) -> dict[str, Ranking]:
+        """In the order that they were found in, whatever trec_eval would make of equal scores."""
+        return {
+            p.id: {name: float(len(p.document_ids) - i) for i, name in enumerate(p.document_ids)}
+            for p in predictions
+            if p.document_ids
+        }
 
     def score_example(self, prediction: Ranking | None, reference: Judgements) -> dict[str, float]:
         return ranking_scores({"q": prediction or {}}, {"q": reference.grades}, ks=self.k)["q"]

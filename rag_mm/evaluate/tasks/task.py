@@ -19,8 +19,10 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy
 
+from data.document import Document
 from data.samples import Pair, Sample
 from rag_mm.evaluate.metric import Array, Metric, Scores, mean
+from rag_mm.evaluate.prediction import Prediction
 
 R = TypeVar("R")
 P = TypeVar("P")
@@ -145,6 +147,17 @@ class Task(ABC, Generic[P, R]):
             ValueError: if the task is scored from files only.
         """
         raise ValueError(f"task {self.name} takes no references from a prepared data set; give {self.references_are}")
+
+    def predictions_of(self, predictions: Iterable[Prediction], documents: Mapping[str, Document]) -> dict[str, P]:
+        """Predictions from what a run of this framework said; those that hold nothing to score are left out.
+
+        Args:
+            documents: what was retrieved, by id.
+
+        Raises:
+            ValueError: if the task is scored from files only.
+        """
+        raise ValueError(f"task {self.name} takes no answers of a run; score a file with rag_mm.evaluate.score")
 
     def score_files(self, predictions: Path, references: Sequence[Path], *, missing: Missing = "zero") -> Scores:
         """Read, join and score."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
+from data.document import Document
 from data.samples import Pair, Sample
+from rag_mm.evaluate.prediction import Prediction, answers_of
 from rag_mm.evaluate.prediction_files import Record, by_id, is_jsonl, read_json, read_jsonl
 from rag_mm.evaluate.scoring.vqa import Variant, vqa_accuracy
 from rag_mm.evaluate.tasks.task import Aligned, ExampleTask, Question
@@ -74,9 +76,11 @@ class Vqa(ExampleTask[str, VqaReference]):
         return Question(key, reference.question, reference.image)
 
     def references_of(self, items: Iterable[Sample | Pair]) -> dict[str, VqaReference]:
-        """From questions whose answers are one an annotator."""
-        kept = (item for item in items if isinstance(item, Sample) and item.weight)
-        return {s.id: VqaReference(s.answers, s.question, s.id if s.image else None) for s in kept}
+        """From questions: the answers of all annotators where ``meta`` has them, else the accepted answers."""
+        return {s.id: _of_sample(s) for s in items if isinstance(s, Sample) and s.weight}
+
+    def predictions_of(self, predictions: Iterable[Prediction], documents: Mapping[str, Document]) -> dict[str, str]:
+        return answers_of(predictions)
 
     def kind(self, reference: VqaReference) -> str:
         return reference.answer_type
@@ -103,6 +107,15 @@ class OkVqa(Vqa):
 
     name: ClassVar[str] = "okvqa"
     about: ClassVar[str] = "OK-VQA: VQA accuracy"
+
+
+def _of_sample(sample: Sample) -> VqaReference:
+    """`data.formats.vqa` keeps the annotation; its ``answers`` has each different answer once."""
+    image = sample.id if sample.image else None
+    if "answers" not in sample.meta:
+        return VqaReference(sample.answers, sample.question, image)
+    record = Record(Path("questions"), 0, {"id": sample.id, **sample.meta}, sample.id)
+    return replace(_annotation(record)[2], question=sample.question, image=image)
 
 
 def _annotation(record: Record) -> tuple[str, Record, VqaReference]:

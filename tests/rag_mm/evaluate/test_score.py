@@ -150,6 +150,17 @@ def test_a_bad_line_is_named(call: Call, files: list[str], tmp_path: Path) -> No
     assert status == 2 and f"{bad}:2: field answer is ['x']; it must be text" in err
 
 
+@pytest.mark.parametrize("option", ["--json", "--per_example"])
+def test_where_nothing_can_be_written(call: Call, files: list[str], tmp_path: Path, option: str) -> None:
+    (tmp_path / "file").write_text("")
+    for path, message in (
+        (tmp_path, "which is a folder; name a file"),
+        (tmp_path / "file" / "r.json", f"nothing can be written into {tmp_path / 'file'}"),
+    ):
+        status, out, err = call(*files, option, path)
+        assert (status, out) == (2, "") and f"{option} is '{path}'" in err and message in err
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_task_from_its_own_files(call: Call, tmp_path: Path, name: str) -> None:
     """Fractions, ranks of image-text pools, or CIDEr-D; nothing else is in the object."""

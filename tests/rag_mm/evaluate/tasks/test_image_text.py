@@ -61,6 +61,22 @@ def test_embeddings_are_scores(tmp_path: Path) -> None:
     assert score(TASK, save(tmp_path / "q.npz", **back), references).results() == pytest.approx(EXPECTED)
 
 
+def test_k_beyond_the_pool_and_captions_that_are_the_same(tmp_path: Path) -> None:
+    """Every text is the same vector: all tie, so the right one stands last of its pool, and everything is within it."""
+    references = write(tmp_path / "r.jsonl", REFERENCES)
+    arrays = {"image_embeddings": numpy.ones((3, 2)), "text_embeddings": numpy.ones((6, 2))}
+    found = score(ImageText(k=(1, 5, 10)), save(tmp_path / "p.npz", **arrays), references).results()
+    assert found["text_to_image_mean_rank"] == 3.0  # of three images
+    assert (found["text_to_image_hit@1"], found["text_to_image_hit@5"], found["text_to_image_hit@10"]) == (
+        0.0,
+        1.0,
+        1.0,
+    )
+    # of six texts, the first of an image's own stands behind those of the others: places 5, 6 and 4
+    assert (found["image_to_text_hit@1"], found["image_to_text_mean_rank"]) == (0.0, 5.0)
+    assert (found["image_to_text_hit@5"], found["image_to_text_hit@10"]) == (pytest.approx(2 / 3), 1.0)
+
+
 def lists() -> list[dict[str, Any]]:
     images, texts = list(TEXTS), [t for ts in TEXTS.values() for t in ts]
     down = [{"image_id": i, "texts": [texts[n] for n in numpy.argsort(-SCORES[:, j])]} for j, i in enumerate(images)]

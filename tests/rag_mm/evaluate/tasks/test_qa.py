@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from data.dataset import Sample
+from data.document import Document
 from rag_mm.evaluate.bootstrap import bootstrap, intervals
 from rag_mm.evaluate.prediction import Prediction
 from rag_mm.evaluate.prediction_files import FileError
@@ -210,8 +211,8 @@ def test_references_from_a_data_set_and_how_to_ask() -> None:
 def test_what_a_run_answered_is_a_prediction_file_without_a_file() -> None:
     samples = [Sample("q1", "What is it?", ("x",), "name", "", "s", ("d",))]
     predictions = [Prediction("q1", "X", ("c", "d"), (2.0, 1.0), 1)]
-    task = OpenDomainQa(k=(1, 2))
-    found = task.score(align(task.predictions_of(predictions, {"d": "an x"}), task.references_of(samples))).results()
+    task, documents = OpenDomainQa(k=(1, 2)), {"c": Document("c", "x", {}), "d": Document("d", "", {}, passage="an x")}
+    found = task.score(align(task.predictions_of(predictions, documents), task.references_of(samples))).results()
     assert found == {
         "em": 1.0, "f1": 1.0, "answer_recall@1": 0.0, "answer_recall@2": 1.0, "answer_recall_substring@1": 0.0,
         "answer_recall_substring@2": 1.0, "hit@1": 0.0, "hit@2": 1.0,
