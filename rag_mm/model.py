@@ -67,7 +67,7 @@ def _reader(config: Config, dataset: Dataset) -> BlockProgram:
     return reader_program(
         config.reader,
         config.objectives,
-        vocabulary=len(dataset.tokenizer),
+        vocabulary=0 if config.reader.kind == "transformers" else len(dataset.tokenizer),
         image_size=config.data.image_size,
     )
 
