@@ -68,7 +68,10 @@ class Part:
 def _unpack_gguf(file: Path, out: Path) -> None:
     for needed in ("gguf", "accelerate"):
         if importlib.util.find_spec(needed) is None:
-            raise ValueError(f"{file.name} is a GGUF file, and {needed} is not installed; `pip install '.[pretrained]'`")
+            raise ValueError(
+                f"{file.name} is a GGUF file, and {needed}, which reads it, is not installed; "
+                "`pip install '.[pretrained]'`"
+            )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
