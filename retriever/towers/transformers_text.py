@@ -141,6 +141,7 @@ class TransformersText(TextBackend):
             raise self._unusable(error) from None
         if getattr(model, "pooler", None) is not None:
             model.pooler = None  # another pooling takes its place, so it would never be trained
+        _freeze_key_biases(model)
         return PretrainedText(rowwise(model, what=f"retriever.text_model {self.folder}"), self.config)
 
     def describe(self) -> dict[str, Any]:
@@ -156,3 +157,13 @@ class TransformersText(TextBackend):
             "tokenizer": self.tokenizer_hash, "pooling": self.config.text_pooling,
             "normalized": self.config.text_normalize, "max_tokens": self.config.text_max_tokens,
         }  # fmt: skip
+
+
+def _freeze_key_biases(model: nn.Module) -> None:
+    """Where positions are added to the tokens (the BERT family), a bias of the keys adds the same to all logits of a
+    query, so the softmax takes it away: its gradient is zero in truth and nothing but rounding in fact, which no two
+    layouts agree on."""
+    if type(model).__name__ in ("BertModel", "RobertaModel", "XLMRobertaModel"):
+        for name, parameter in model.named_parameters():
+            if name.endswith("attention.self.key.bias"):
+                parameter.requires_grad_(False)

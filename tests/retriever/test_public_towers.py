@@ -73,6 +73,17 @@ def test_pooling_and_length(tmp_path: Path, pooling: str, unit: bool):
     assert torch.equal(embed(model, TEXTS)[3], torch.zeros(16))  # an empty text contributes nothing
 
 
+def test_biases_of_keys_move_nothing_and_are_not_trained(tmp_path: Path):
+    model = text_only(bert_folder(tmp_path / "bert"), text_max_tokens=64)
+    before = embed(model, TEXTS)
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    assert [name.endswith("attention.self.key.bias") for name in frozen] == [True, True]  # of two layers
+    with torch.no_grad():
+        for bias in frozen.values():
+            bias += torch.randn(bias.shape)
+    torch.testing.assert_close(embed(model, TEXTS), before, rtol=0, atol=1e-5)
+
+
 def test_long_texts_are_cut_and_counted(tmp_path: Path):
     folder = bert_folder(tmp_path / "bert")
     model = text_only(folder, text_max_tokens=5)
