@@ -184,7 +184,6 @@ def test_killed_within_a_refresh(factbook_dir: Path, tmp_path: Path, ranks: tupl
     whole = subprocess.run(command(factbook_dir, tmp_path / "whole", *options), cwd=ROOT, timeout=280)
     assert whole.returncode == 0
     killed = tmp_path / "killed"
-    shutil.copytree(tmp_path / "whole", tmp_path / "plans", ignore=shutil.ignore_patterns("[!p]*"))
     plan = ("--parallel.plan", str(tmp_path / "whole" / "plan.json"))
     process = subprocess.Popen(command(factbook_dir, killed, *options, *plan), cwd=ROOT)
     deadline = time.monotonic() + 250
