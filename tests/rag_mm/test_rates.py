@@ -8,7 +8,7 @@ from rag_mm.optimizer import rates
 
 def config(share: float) -> TrainConfig:
     peaks = {"learning_rate": 1.0, "retriever_learning_rate": 2.0, "joint_retriever_scale": 0.5}
-    return TrainConfig(steps=100, retriever_share=share, warmup_steps=10, **peaks)
+    return TrainConfig(steps=100, retriever_share=share, warmup_steps=10, retriever_warmup_steps=10, **peaks)
 
 
 @pytest.mark.parametrize(
