@@ -25,7 +25,7 @@ from rag_mm.saver import BEAT_S
 from rag_mm.towers import Towers
 from retriever import checkpoint_files as files
 from retriever.durable_files import put_folder, remove_folder
-from retriever.shared_disk import patiently
+from retriever.shared_disk import patiently, twice
 
 _RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RAG_MM_STORE", "MASTER_ADDR", "MASTER_PORT")  # the job is none
 
@@ -52,13 +52,22 @@ class BackgroundRefresh:
 
     Args:
         num_edits: of the document store, which the version covers.
+        say: told that a snapshot is written once more.
 
     Attributes:
         pending: the refresh under way, or None.
     """
 
-    def __init__(self, run_dir: Path, towers: Towers, mesh: Mesh, *, num_edits: int) -> None:
-        self.run_dir, self.towers, self.mesh, self.num_edits = run_dir, towers, mesh, num_edits
+    def __init__(
+        self,
+        run_dir: Path,
+        towers: Towers,
+        mesh: Mesh,
+        *,
+        num_edits: int,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.run_dir, self.towers, self.mesh, self.num_edits, self._say = run_dir, towers, mesh, num_edits, say
         self.folder = run_dir / "refresh"
         self.pending: Pending | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -70,7 +79,15 @@ class BackgroundRefresh:
             OSError: on every rank, if it could not be written.
         """
         assert self.pending is None, "one refresh at a time"
-        weights, temporary = self.towers.weights_hash(), self.folder / f".step-{step}.tmp"
+        weights = self.towers.weights_hash()
+        # A disk that fails does so on all ranks at once here, so all of them write again.
+        twice(lambda: self._write(step, weights), what=f"the snapshot of step {step}", say=self._say)
+        self.pending = Pending(step, weights)
+        self._on_first(self._start)
+
+    def _write(self, step: int, weights: str) -> None:
+        """The snapshot, whole or an OSError on every rank."""
+        temporary = self.folder / f".step-{step}.tmp"
 
         def prepare() -> None:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -87,8 +104,6 @@ class BackgroundRefresh:
             put_folder(temporary, self.snapshot(step))
 
         self._on_first(seal)
-        self.pending = Pending(step, weights)
-        self._on_first(self._start)
 
     def resume(self, pending: Pending, *, wait_s: float) -> None:
         """Begin again to embed, with the snapshot of a refresh that was under way.

@@ -52,7 +52,9 @@ class IndexUpkeep:
         self._side = DocumentSide(towers) if config.index.refresh == "query_side" else None
         self._background: BackgroundRefresh | None = None
         if config.index.refresh == "async":
-            self._background = BackgroundRefresh(Path(config.run_dir), towers, mesh, num_edits=memory.store.num_edits)
+            self._background = BackgroundRefresh(
+                Path(config.run_dir), towers, mesh, num_edits=memory.store.num_edits, say=say
+            )
         self.waited_s = 0.0
 
     def wait(self, step: int, asked: Callable[[], bool] = lambda: False) -> bool:

@@ -242,9 +242,10 @@ class Trainer:
 
     def _stop_between_steps(self) -> int:
         """Asked to stop while the next step cannot begin yet."""
-        self.saving.saver.finish()
+        limit_s, started = self.config.checkpoint.limit_s, time.monotonic()
+        self.saving.saver.finish(limit_s=limit_s)
         if self.mesh.broadcast(self.step not in checkpoint.list_steps(self.run_dir)):
-            self.saving.save(self.step, wait=True, limit_s=self.config.checkpoint.limit_s)
+            self.saving.save(self.step, wait=True, limit_s=max(0.0, limit_s - (time.monotonic() - started)))
         self._say(f"interrupted; step {self.step} is safe, run the same command to go on")
         return launch.EXIT_INTERRUPTED
 
