@@ -102,7 +102,14 @@ def test_resumed_before_and_within_a_refresh_is_the_same_run(
         assert torch.equal(tensor, resumed["weights"][name]), name
 
 
-@pytest.mark.parametrize("how", [{"ranks": 2}, {"replicas": 2}, {"ranks": 2, "parallel": {"towers": "piped"}}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"ranks": 2}, marks=pytest.mark.slow),
+        pytest.param({"replicas": 2}, marks=pytest.mark.slow),
+        {"ranks": 2, "parallel": {"towers": "piped"}},
+    ],
+)
 def test_layouts_agree(
     factbook_dir: Path, tmp_path: Path, undisturbed: tuple[Path, dict[str, Any]], how: dict[str, Any]
 ):

@@ -68,7 +68,14 @@ def test_what_trains_before_and_after_equals_the_twin(factbook_dir: Path, tmp_pa
     assert not torch.allclose(before["retriever.text.vector"], after["retriever.text.vector"])
 
 
-@pytest.mark.parametrize("how", [{"ranks": 2}, {"replicas": 2}, {"ranks": 2, "parallel": {"towers": "piped"}}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"ranks": 2}, marks=pytest.mark.slow),
+        pytest.param({"replicas": 2}, marks=pytest.mark.slow),
+        {"ranks": 2, "parallel": {"towers": "piped"}},
+    ],
+)
 def test_layouts_agree(factbook_dir: Path, tmp_path: Path, how: dict[str, Any]):
     one = train(settings(factbook_dir, tmp_path / "one", index=QUERY_SIDE))
     ranks = run_on_ranks(train_on_ranks, 2, factbook_dir, tmp_path / "two", {"index": QUERY_SIDE, **how})
