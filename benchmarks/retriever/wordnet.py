@@ -46,8 +46,8 @@ class Part:
     store: DocumentStore
     ids: list[str]
 
-    def fetch(self, ids: Sequence[str]) -> list[Document]:
-        return self.store.fetch(ids)
+    def read(self, ids: Sequence[str]) -> list[Document]:
+        return self.store.read(ids)
 
 
 def chosen(dataset: Dataset, *, num_queries: int, num_documents: int) -> tuple[list[Sample], list[str]]:
