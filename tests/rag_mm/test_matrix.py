@@ -2,7 +2,8 @@
 
 The twin (`JointStep.reference`) does not depend on the layout, so it is computed once for each reader and objective,
 here; the ranks of the pool send their gradients back. `make test` runs a subset in which every pair of values of two
-factors occurs; `make test-all` runs all 240 cells, and those of the largest layout without dropout.
+factors occurs, but for the objectives in `SLOWER`; `make test-all` runs all 240 cells, and those of the largest layout
+without dropout.
 """
 
 from __future__ import annotations
@@ -90,7 +91,12 @@ def covering(cells: list[Cell]) -> list[Cell]:
     return chosen
 
 
-COVER = covering(CELLS)
+SLOWER = ("emdr2_token", "adist", "adist_values", "loop", "mined")  # one cell of each in `make test`
+COVERED = [c for c in CELLS if c.objective not in SLOWER]
+COVER = covering(COVERED) + [
+    next(c for c in CELLS if c.objective == name and (c.schedule, c.ranks, c.replicas) == ("1f1b", 2, 1))
+    for name in SLOWER
+]
 DRY = [replace(c, dropout=0.0) for c in CELLS if (c.ranks, c.replicas) == (2, 2) and c.objective == "pdist"]
 
 
@@ -145,5 +151,5 @@ def test_gradients_are_those_of_one_process(cell: Cell, factbook_dir: Path, tmp_
 
 
 def test_the_subset_covers_every_pair() -> None:
-    assert set().union(*map(pairs_of, COVER)) == set().union(*map(pairs_of, CELLS))
-    assert len(CELLS) == 240 and len(COVER) <= 50 and len(DRY) == 6 and READER.dropout > 0
+    assert set().union(*map(pairs_of, COVER)) >= set().union(*map(pairs_of, COVERED))
+    assert len(CELLS) == 240 and len(COVER) <= 31 and len(DRY) == 6 and READER.dropout > 0
