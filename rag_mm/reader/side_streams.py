@@ -72,8 +72,8 @@ class Parts:
 
 def others(k: int) -> Tensor:
     """Row j: the places of all of k documents but the j-th (k, k - 1)."""
-    place = torch.arange(k)
-    return place.expand(k, k)[place != place[:, None]].view(k, k - 1)
+    rows = [[place for place in range(k) if place != j] for j in range(k)]  # no mask: shapes would depend on data
+    return torch.tensor(rows, dtype=torch.int64).view(k, k - 1)
 
 
 def without_each(pairs: Tensor, num_samples: int) -> Tensor:
