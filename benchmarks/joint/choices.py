@@ -4,7 +4,8 @@ Every run is ``train.py`` with ``configs/choices.yaml`` and the few fields that 
 countries of fold 0 with an index of its final weights. Rows are compared with *frozen*, whose retriever stops when the
 reader joins: what a row finds beyond it, its objective taught. Differences pair the questions of the same seed, are
 averaged over seeds, and their intervals resample countries, each with its answers of all seeds; the spread over seeds
-stands beside them. Seconds are medians of the steps with the reader (two runs share two cores; ratios count).
+stands beside them. Seconds are medians of the steps with the reader in short runs of their own (``--timing-only``
+makes these), one at a time and nothing beside them; ratios count.
 
 Started again, it goes on: runs resume, and what is evaluated is read from its files.
 """
@@ -38,10 +39,11 @@ FILE = "configs/choices.yaml"
 DOCS = Path(__file__).parents[2] / "docs" / "results.md"
 RESULTS = Path(__file__).parent / "results" / "choices.json"
 SEEDS = (0, 1, 2)
+TIMED_STEPS = 60
 FIGURES = ("hit@1 picture", "EM")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     """A row: what differs from ``configs/choices.yaml``.
 
@@ -56,25 +58,46 @@ class Choice:
 
 LABELS: Overrides = {"objectives.contrastive_on": "both", "train.pairs": "all"}
 PDIST: Overrides = {"objectives.pdist": 1.0}
+ADIST_VALUES: Overrides = {"objectives.adist": 1.0, "objectives.adist_from": "values"}
+ASYNC: Overrides = {
+    **PDIST, "index.refresh": "async", "index.refresh_every_n_steps": 25, "index.refresh_lag": 10
+}  # fmt: skip
+RERANK: Overrides = {"index.refresh": "none", "retriever.rerank": 8}
+
+MARGINAL_TEMPERATURE = 0.1  # as in the other objectives, so that all see equally sharp scores
+
+
+def _marginal(name: str) -> Overrides:
+    return {f"objectives.{name}": 1.0, f"objectives.{name}_score_temperature": MARGINAL_TEMPERATURE}
+
 
 OBJECTIVES = (
     Choice("frozen", "the retriever stops when the reader joins", {"train.joint_retriever_scale": 0.0}),
     Choice("score prior", "generation alone, through the pointer's prior", {"reader.score_prior": True}),
     Choice("pdist", "likelihood of each document alone (Atlas)", PDIST),
     Choice("emdr2", "marginal likelihood, per sequence", {"objectives.emdr2": 1.0}),
-    Choice("rag_sequence", "marginal likelihood that trains the reader too", {"objectives.rag_sequence": 1.0}),
-    Choice("rag_token", "the same for each token", {"objectives.rag_token": 1.0}),
+    Choice("emdr2_token", "the same for each token", {"objectives.emdr2_token": 1.0}),
+    Choice("adist, logits", "attention before the softmax (FiD-KD)", {"objectives.adist": 1.0}),
+    Choice("adist, values", "attention x value norm (Atlas)", ADIST_VALUES),
+    Choice("loop", "likelihood without each document", {"objectives.loop": 1.0}),
+    Choice("rag_sequence", "marginal likelihood that trains the reader too", _marginal("rag_sequence")),
+    Choice("rag_token", "the same for each token", _marginal("rag_token")),
     Choice("pdist + score prior", "both", {**PDIST, "reader.score_prior": True}),
     Choice("contrastive on labels", "question-document labels instead of answers", LABELS),
 )
 REFRESHES = (
-    Choice("none", "searches the index of when the reader joined", {**PDIST, "index.refresh_every_n_steps": 0}),
+    Choice("none", "searches the index of when the reader joined", {**PDIST, "index.refresh": "none"}),
+    Choice(
+        "query_side", "so does this, and its documents' towers stand still", {**PDIST, "index.refresh": "query_side"}
+    ),
     Choice("every 100 steps", "embeds the memory anew, training waits", PDIST),
     Choice("every 25 steps", "the same, four times as often", {**PDIST, "index.refresh_every_n_steps": 25}),
+    Choice("async, every 25 steps", "beside the steps, searched 10 steps later", ASYNC),
+    Choice("none, rerank 8", "8 proposals scored anew by the current towers", {**PDIST, **RERANK}),
 )
 
 
-def run_dir(out: Path, choice: Choice, seed: int) -> Path:
+def run_dir(out: Path, choice: Choice, seed: int | str) -> Path:
     """Where a run lies; the same run in both groups is one."""
     changed = "_".join(f"{name}-{value}" for name, value in sorted(choice.overrides.items()))
     return out / (re.sub(r"[^\w.,-]+", "-", changed) or "base") / f"seed-{seed}"
@@ -82,11 +105,34 @@ def run_dir(out: Path, choice: Choice, seed: int) -> Path:
 
 def job(choice: Choice, seed: int, *, out: Path, given: Sequence[str]) -> Job:
     """The training run of a row and seed."""
+    return _job(f"{choice.name}, seed {seed}", run_dir(out, choice, seed), choice, seed, given)
+
+
+def timing_job(choice: Choice, *, out: Path, given: Sequence[str]) -> Job:
+    """A short run of a row, for its seconds alone."""
+    short = ["--train.steps", str(TIMED_STEPS), "--train.retriever_share", "0.2", "--train.distill_share", "0"]
+    return _job(f"{choice.name}, timing", run_dir(out, choice, "timing"), choice, 0, [*given, *short])
+
+
+def _job(name: str, folder: Path, choice: Choice, seed: int, given: Sequence[str]) -> Job:
     base = parse(Config, ["--config", FILE], prog="", description="")
     changed = parse(Config, ["--config", FILE, *given], prog="", description="")
-    folder = run_dir(out, choice, seed)
     config = replaced(changed, {**choice.overrides, "train.seed": seed, "run_dir": str(folder)})
-    return Job(f"{choice.name}, seed {seed}", folder, ("--config", FILE, *flags(config, base)), config.train.steps)
+    return Job(name, folder, ("--config", FILE, *flags(config, base)), config.train.steps)
+
+
+def reading_steps(folder: Path) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl`` of steps that the reader took part in."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["hit_at_k"] is not None]
+
+
+def timing(folder: Path) -> dict[str, float]:
+    """Seconds of a step, and how long training stands still for a refresh, of a finished timing run."""
+    lines = reading_steps(folder)
+    refresh = [line["time_s"]["refresh"] for line in lines if line["time_s"]["refresh"] > 1e-3]
+    steps = [sum(line["time_s"].values()) - line["time_s"]["refresh"] for line in lines]
+    return {"step_s": statistics.median(steps), "refresh_s": statistics.fmean(refresh)}
 
 
 def evaluate(folder: Path) -> dict[str, Any]:
@@ -105,14 +151,11 @@ def evaluate(folder: Path) -> dict[str, Any]:
             values["EM"].setdefault(country, []).append(item.em)
         if item.sample.kind == "picture":
             values["hit@1 picture"].setdefault(country, []).append(item.hit[1])
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    reading = [line for line in lines if line["hit_at_k"] is not None]
+    reading = reading_steps(folder)
     changed = [line["staleness"]["changed_at_refresh"] for line in reading]
     drift = [line["staleness"]["score_drift"] for line in reading]
     found = {
         "values": values,
-        "step_s": statistics.median(sum(line["time_s"].values()) for line in reading),
-        "refresh_s": sum(line["time_s"]["refresh"] for line in reading) / len(reading),
         "changed": _mean([value for value in changed if value is not None]),
         "drift": _mean([value for value in drift if value is not None]),
     }
@@ -130,15 +173,20 @@ def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def row(choice: Choice, runs: Sequence[Mapping[str, Any]], frozen: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def row(
+    choice: Choice,
+    runs: Sequence[Mapping[str, Any]],
+    frozen: Sequence[Mapping[str, Any]],
+    seconds: Mapping[str, float],
+) -> dict[str, Any]:
     """A row of the table from the runs of all seeds."""
-    made: dict[str, Any] = {"name": choice.name, "about": choice.about}
+    made: dict[str, Any] = {"name": choice.name, "about": choice.about, **seconds}
     for figure in FIGURES:
         by_seed = [statistics.fmean(v for values in run["values"][figure].values() for v in values) for run in runs]
         mine, other = (_joined([run["values"][figure] for run in side]) for side in (runs, frozen))
         difference = None if runs is frozen else paired_bootstrap(mine, other, seed=0)
         made[figure] = {"mean": statistics.fmean(by_seed), "by_seed": by_seed, "minus_frozen": difference}
-    for name in ("step_s", "refresh_s", "changed", "drift"):
+    for name in ("changed", "drift"):
         made[name] = _mean([run[name] for run in runs if run[name] is not None])
     return made
 
@@ -153,7 +201,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     lines = []
     for title, rows in result["groups"].items():
         lines += [
-            f"| {title} | | hit@1 pict. | over seeds | − frozen | EM | over seeds | s a step | refresh, s a step "
+            f"| {title} | | hit@1 pict. | over seeds | − frozen | EM | over seeds | s a step | s a refresh "
             "| changed | drift |",
             "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         ]
@@ -195,25 +243,34 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--runs", type=Path, default=Path("runs/choices"), help="folder of the runs")
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="of training, comma-separated")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--timing-only", action="store_true", help="make only the short runs, for seconds; no table")
+    parser.add_argument("--no-timing", action="store_true", help="leave the short runs for later; no table")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go")
     parser.add_argument("--docs", action="store_true", help="put the tables into docs/results.md")
     given, rest = parser.parse_known_args(argv)  # the rest are fields of the configuration, for every run
     seeds, before = [int(seed) for seed in given.seeds.split(",")], machine()
     choices = (*OBJECTIVES, *REFRESHES)
-    found = [job(one, seed, out=given.runs, given=rest) for seed in seeds for one in choices]
+    timed = {one.run_dir: one for choice in choices for one in [timing_job(choice, out=given.runs, given=rest)]}
+    found = [job(choice, seed, out=given.runs, given=rest) for seed in seeds for choice in choices]
     jobs = {one.run_dir: one for one in found}
-    waiting = [found for found in jobs.values() if not (found.run_dir / "choice.json").exists()]
     console = Console()
     try:
-        run_jobs(waiting, at_once=given.jobs, console=console, done=_done)
+        if not given.timing_only:
+            waiting = [one for one in jobs.values() if not (one.run_dir / "choice.json").exists()]
+            run_jobs(waiting, at_once=given.jobs, console=console, done=_done)
+        if not given.no_timing:
+            run_jobs(list(timed.values()), at_once=1, console=console, done=lambda done, seconds: None)
     except JobsEnded as end:
         print(end, file=sys.stderr)
         return end.status
+    if given.timing_only or given.no_timing:
+        return 0
     runs = {one: [evaluate(run_dir(given.runs, one, seed)) for seed in seeds] for one in choices}
+    seconds = {one: timing(run_dir(given.runs, one, "timing")) for one in choices}
     frozen = runs[OBJECTIVES[0]]
     result = {
         "groups": {
-            title: [row(one, runs[one], frozen) for one in group]
+            title: [row(one, runs[one], frozen, seconds[one]) for one in group]
             for title, group in (("objective", OBJECTIVES), ("refresh, with pdist", REFRESHES))
         },
         "seeds": seeds, "num_runs": len(jobs), "steps": next(iter(jobs.values())).steps, "machine": before,
