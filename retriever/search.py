@@ -43,6 +43,7 @@ class Vectors:
         self.index, self.on_gpu = index, on_gpu
         ivf = None if on_gpu else inverted_lists(index)
         self._num_lists: int = getattr(index, "nlist", 0) if ivf is None else ivf.nlist
+        self._has_graph_of_lists = ivf is not None and hasattr(faiss.downcast_index(ivf.quantizer), "hnsw")
         self._is_hnsw = hasattr(index, "hnsw")
         self.is_flat = isinstance(index, faiss.IndexFlat)
         most = self._num_lists or (len(self) if self._is_hnsw else 0)
@@ -67,7 +68,9 @@ class Vectors:
         elif self._is_hnsw:
             params = faiss.SearchParametersHNSW(efSearch=max(effort, k), sel=selector)
         elif self._num_lists:
-            params = faiss.SearchParametersIVF(nprobe=effort, sel=selector)
+            # A graph over the centroids finds so many of them only if it keeps as many candidates.
+            graph = faiss.SearchParametersHNSW(efSearch=2 * effort) if self._has_graph_of_lists else None
+            params = faiss.SearchParametersIVF(nprobe=effort, sel=selector, quantizer_params=graph)
             if isinstance(index, faiss.IndexPreTransform):
                 params = faiss.SearchParametersPreTransform(index_params=params)
         found: tuple[Scores, Rows] = index.search(query_BE, k, params=params)

@@ -74,7 +74,7 @@ def test_logits_with_caches_equal_the_training_program(fusion: str, dtype: torch
     answering = answering_program(program)
     pipeline = Pipeline(answering, Plan.from_cuts(answering, []))
     for ends in ([1, 2, 3, 4, 5, 6, 7], [2, 5, 7], [7]):
-        decoding, parts, past = Decoding(pipeline, given, next_inputs, logits="logits", cache=True), [], 0
+        decoding, parts, past = Decoding(pipeline, given, next_inputs(pipeline), logits="logits", cache=True), [], 0
         with torch.no_grad():
             for end in ends:
                 parts.append(decoding.next_scores(answer[:, :end], past))
@@ -93,9 +93,10 @@ def layouts(num_ranks: int, fusion: str) -> dict[str, object]:
         found[f"greedy {cache}"] = decode(pipeline, given, **how, cache=cache)
         found[f"beam {cache}"] = decode(pipeline, given, **how, num_beams=3, cache=cache)
     prompt = torch.full((4, 1), BOS)
-    found["score"] = score(pipeline, given, prompt=prompt, continuations=CANDIDATES, next_inputs=next_inputs)
+    answer_inputs = next_inputs(pipeline)
+    found["score"] = score(pipeline, given, prompt=prompt, continuations=CANDIDATES, next_inputs=answer_inputs)
     found["score by 2"] = score(
-        pipeline, given, prompt=prompt, continuations=CANDIDATES, next_inputs=next_inputs, rows_at_once=2
+        pipeline, given, prompt=prompt, continuations=CANDIDATES, next_inputs=answer_inputs, rows_at_once=2
     )
     return found
 

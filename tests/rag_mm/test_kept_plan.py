@@ -15,7 +15,7 @@ def test_a_resumed_run_says_that_it_keeps_its_plans(factbook_dir: Path, capsys: 
     piped = {"verify": "off", "towers": "piped"}
     first = Trainer(config(factbook_dir, parallel=piped))
     assert "kept the plan" not in capsys.readouterr().err
-    first.saving.save(first.step, None)
+    first.saving.save(first.step, wait=True, limit_s=None)
     run = Path(first.config.run_dir)
     written = (run / "plan.json").read_text(), (run / "towers.json").read_text()
     Trainer(config(factbook_dir, parallel={**piped, "objective": "memory"}))
