@@ -14,7 +14,6 @@ from rag_mm.batch import Collator
 from rag_mm.config import Config
 from rag_mm.prompt import PromptCollator
 from rag_mm.reader.fusion import reader_program
-from rag_mm.reader.public import public_tokenizer
 from retriever.build import fresh_encoder
 from retriever.encoder import DualEncoder
 
@@ -74,6 +73,8 @@ def _reader(config: Config, dataset: Dataset) -> BlockProgram:
 
 def _collator(config: Config, dataset: Dataset) -> Collator:
     if config.reader.kind == "transformers":
+        from rag_mm.reader.public import public_tokenizer  # imports transformers, which takes seconds
+
         return PromptCollator(public_tokenizer(config.reader), config.data, config.reader)
     patches = (config.data.image_size // config.reader.patch) ** 2
     return Collator(dataset.tokenizer, config.data, num_patches=patches)

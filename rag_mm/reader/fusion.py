@@ -1,15 +1,17 @@
-"""The readers there are, by the name of their fusion (``reader.fusion``)."""
+"""The readers there are, by the name of their fusion (``reader.fusion``).
+
+A public one's module imports transformers, which takes seconds in each process, so it is imported where one is asked
+for.
+"""
 
 from __future__ import annotations
 
 from pipeline import BlockProgram
-from pipeline.adapters.streams import AnswerHead
 from rag_mm.objectives import ObjectivesConfig
 from rag_mm.reader.config import ReaderConfig
 from rag_mm.reader.fid import fid_answering, fid_program
-from rag_mm.reader.head import NextToken
+from rag_mm.reader.head import LossHead, NextToken
 from rag_mm.reader.prepend import PrependHead, prepend_answering, prepend_program
-from rag_mm.reader.public import ObjectiveHead, public_program
 
 
 def reader_program(
@@ -20,6 +22,8 @@ def reader_program(
     Batch inputs: see `fid_program`, and `public_program`.
     """
     if config.kind == "transformers":
+        from rag_mm.reader.public import public_program
+
         return public_program(config, objective)
     make = {"fid": fid_program, "prepend": prepend_program}[config.fusion]
     return make(config, objective, vocabulary=vocabulary, image_size=image_size)
@@ -33,8 +37,12 @@ def answering_program(program: BlockProgram) -> BlockProgram:
     ``extend`` (`pipeline.generate`).
     """
     last = program.blocks[-1].module
-    if isinstance(last, ObjectiveHead):
-        return last.answering().eval()
-    if isinstance(last, NextToken | AnswerHead):
+    if isinstance(last, NextToken):
         return program
-    return prepend_answering(program) if isinstance(last, PrependHead) else fid_answering(program)
+    if isinstance(last, PrependHead):
+        return prepend_answering(program)
+    if isinstance(last, LossHead):
+        return fid_answering(program)
+    from rag_mm.reader.public import ObjectiveHead
+
+    return last.answering().eval() if isinstance(last, ObjectiveHead) else program

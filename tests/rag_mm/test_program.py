@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,10 @@ def test_auto_is_decided_and_said_as_in_training(
     assert reader.num_samples(batch) == 4 and ranks == [4]
     err = capsys.readouterr().err
     assert f"so {mode}" in err and "parallel.towers piped" in err
+
+
+def test_a_rank_imports_transformers_only_for_public_models():
+    """It takes seconds, in each of the processes of a run."""
+    program = "import rag_mm.entry, sys; print('transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

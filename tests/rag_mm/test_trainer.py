@@ -72,8 +72,8 @@ def test_a_run_explains_itself(undisturbed: tuple[Path, list[dict[str, Any]]]):
     ("options", "num_stages"),
     [
         ((), 2),
-        (("--parallel.towers", "piped"), 2),
-        (("--reader.vision", "once"), 2),
+        pytest.param(("--parallel.towers", "piped"), 2, marks=pytest.mark.slow),
+        pytest.param(("--reader.vision", "once"), 2, marks=pytest.mark.slow),
         pytest.param(("--reader.vision", "grouped"), 2, marks=pytest.mark.slow),
         (("--parallel.schedule", "interleaved", "--parallel.chunks", "2"), 4),
     ],
@@ -215,6 +215,7 @@ def test_mistakes_get_one_sentence_and_status_2(
     assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_more_stages_than_blocks_is_said_once(factbook_dir: Path, tmp_path: Path):
     options = (
         "--parallel.pipeline_stages",
