@@ -254,6 +254,8 @@ def main(argv: Sequence[str]) -> int:
     found = [job(choice, seed, out=given.runs, given=rest) for seed in seeds for choice in choices]
     jobs = {one.run_dir: one for one in found}
     console = Console()
+    if given.docs:
+        put(DOCS.read_text(), "")  # hours before it is needed: whether there is a place
     try:
         if not given.timing_only:
             waiting = [one for one in jobs.values() if not (one.run_dir / "choice.json").exists()]
