@@ -10,6 +10,7 @@ pass over the files on loading.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -169,7 +170,15 @@ class _Reader(HuggingFaceStorageReader):
         return self._patiently(lambda: super(_Reader, self).read_data(*arguments, **options))
 
     def _patiently(self, read: Callable[[], Any]) -> Any:
-        return patiently(read, folder=self._folder, limit_s=self._wait_s) if self._wait_s else read()
+        def opened() -> Any:
+            try:
+                return read()
+            except RuntimeError as error:  # safetensors' word for a file that does not open, whatever the reason
+                if "unable to open file" in str(error):
+                    raise OSError(errno.EIO, str(error)) from error
+                raise
+
+        return patiently(opened, folder=self._folder, limit_s=self._wait_s) if self._wait_s else opened()
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

@@ -119,7 +119,7 @@ def test_a_run_whose_disk_fills_keeps_its_checkpoint_and_goes_on_from_it(factboo
     assert train(factbook_dir, run, "--train.steps", "6").returncode == 0
     filler = fill(run.parent)
     full = train(factbook_dir, run, "--train.steps", "12")
-    assert full.returncode == 1 and "could not be written" in full.stderr and "make room" in full.stderr
+    assert full.returncode == 1 and "could not be read or written" in full.stderr and "make room" in full.stderr
     assert "Traceback" not in full.stderr
     assert checkpoint.newest_usable(run) == (6, [])
     assert [line["step"] for line in read_metrics(run)] == list(range(1, 7))
