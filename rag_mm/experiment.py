@@ -23,14 +23,15 @@ from rich.console import Console
 from data.command_line import fail, parse
 from data.dataset import Dataset
 from rag_mm.config import Config
-from rag_mm.evaluate import factbook
+from rag_mm.evaluate import scored as judged
 from rag_mm.evaluate.answer import load_run
 from rag_mm.evaluate.evaluation import describe_data, evaluate_run, score_rows
-from rag_mm.evaluate.factbook import Scored, TaskConfig
 from rag_mm.evaluate.overrides import config_file, flags, replaced
+from rag_mm.evaluate.questions import QuestionsConfig
 from rag_mm.evaluate.report import write_report
 from rag_mm.evaluate.row_scores import DEFINITIONS, INTERVAL
 from rag_mm.evaluate.rows import ROWS, USUAL_ROWS, check_rows, runs_needed
+from rag_mm.evaluate.scored import Scored
 from rag_mm.evaluate.table import comparison_lines, field_table, markdown, result_table
 from rag_mm.evaluate.training_jobs import Job, JobsEnded, run_jobs
 
@@ -91,7 +92,7 @@ class Outcome:
     """What an experiment made.
 
     Attributes:
-        result: the contents of ``eval/factbook.json``.
+        result: the contents of ``eval/test.json``.
         scored: pooled predictions by row.
         seconds: by part, such as "train joint".
     """
@@ -111,7 +112,7 @@ class Experiment:
 
     def __init__(self, config: ExperimentConfig, *, file: str, console: Console) -> None:
         self.config, self.file, self.console = config, file, console
-        self.task = TaskConfig(config.split)
+        self.which = QuestionsConfig(config.split)
         self.scored: dict[tuple[str, int], list[Scored]] = {}
         self.headers: dict[tuple[str, int], dict[str, Any]] = {}
         self.seconds: dict[str, float] = {}
@@ -140,7 +141,9 @@ class Experiment:
         for fold in self.config.fold_numbers:  # first, since it needs no training and finds missing data at once
             dataset = Dataset.of(dataclasses.replace(self.config.data, fold=fold))
             names = [name for name in self.config.row_names if not ROWS[name].weights_of]
-            for name, items in score_rows(dataset, None, names, self.task, console=console).items():
+            for name, items in score_rows(
+                dataset, None, names, self.which.of(dataset), depth=self.which.depth, console=console
+            ).items():
                 self.scored[name, fold] = items
         jobs = self.jobs()
         place = {
@@ -158,14 +161,14 @@ class Experiment:
             started = time.perf_counter()
             names = [name for name in self.config.row_names if ROWS[name].weights_of == row]
             run = load_run(job.run_dir)
-            evaluated = evaluate_run(run, names, self.task, console=console)
+            evaluated = evaluate_run(run, names, self.which, console=console)
             write_report(run, evaluated)
             for name, items in evaluated.scored.items():
                 self.scored[name, fold] = items
             self.headers[row, fold] = evaluated.header
             self._add("evaluate", row, time.perf_counter() - started)
             if self.config.jobs > 1:
-                em = [f"{name} EM {factbook.make_row(name, evaluated.scored[name])['em']:.3f}" for name in names]
+                em = [f"{name} EM {judged.make_row(name, evaluated.scored[name])['em']:.3f}" for name in names]
                 self.console.print(f"{job.name}: evaluated, {', '.join(em)}", highlight=False)
 
         run_jobs(jobs, at_once=self.config.jobs, console=self.console, done=done)
@@ -176,11 +179,12 @@ class Experiment:
         folds, names = self.config.fold_numbers, self.config.row_names
         scored = {name: [item for fold in folds for item in self.scored[name, fold]] for name in names}
         described = [
-            describe_data(Dataset.of(dataclasses.replace(self.config.data, fold=fold)), self.task) for fold in folds
+            describe_data(dataset, self.which.of(dataset), split=self.which.split)
+            for dataset in (Dataset.of(dataclasses.replace(self.config.data, fold=fold)) for fold in folds)
         ]
         result: dict[str, Any] = {
-            "rows": [factbook.make_row(name, items) for name, items in scored.items()],
-            "comparisons": factbook.compare(scored),
+            "rows": [judged.make_row(name, items) for name, items in scored.items()],
+            "comparisons": judged.compare(scored),
             "definitions": DEFINITIONS,
             "intervals": INTERVAL,
             **described[0],
@@ -196,11 +200,11 @@ class Experiment:
         }
         if len(folds) > 1:
             result["rows_by_fold"] = {
-                str(fold): [factbook.make_row(name, self.scored[name, fold]) for name in names] for fold in folds
+                str(fold): [judged.make_row(name, self.scored[name, fold]) for name in names] for fold in folds
             }
         directory = Path(self.config.out) / "eval"
-        path = factbook.write(directory, self.task.name, result, scored)
-        (directory / f"{self.task.name}.md").write_text(markdown(result), encoding="utf-8")
+        path = judged.write(directory, self.which.name, result, scored)
+        (directory / f"{self.which.name}.md").write_text(markdown(result), encoding="utf-8")
         return Outcome(result, scored, path, self.seconds)
 
     def _joint_header(self, fold: int, key: str) -> Any:

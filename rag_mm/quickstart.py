@@ -32,6 +32,7 @@ from rag_mm.evaluate import figures
 from rag_mm.evaluate.answer import load_run
 from rag_mm.evaluate.fact_edit import change_fact, change_table, copy_dataset, documents_text, parse_fact
 from rag_mm.evaluate.overrides import config_file, index_flags
+from rag_mm.evaluate.questions import QuestionsConfig
 from rag_mm.evaluate.rows import USUAL_ROWS
 from rag_mm.evaluate.table import comparison_lines, field_table, result_table
 from rag_mm.evaluate.training_jobs import ROOT, JobsEnded
@@ -122,8 +123,11 @@ class Quickstart:
         self.console.print(change_table(change, run.dataset))
 
     def _pictures(self, outcome: Outcome) -> None:
-        store = Dataset.of(dataclasses.replace(self.config.data, fold=self.config.fold_numbers[0])).store
-        shown = figures.picture_questions(outcome.scored["joint"], NUM_SHOWN)
+        dataset = Dataset.of(dataclasses.replace(self.config.data, fold=self.config.fold_numbers[0]))
+        store, questions = dataset.store, QuestionsConfig(self.config.split).of(dataset)
+        chosen = figures.picture_questions(outcome.scored["joint"], NUM_SHOWN)
+        pictured = questions.of([item.sample for item in chosen])
+        shown = [dataclasses.replace(item, sample=s) for item, s in zip(chosen, pictured, strict=True)]
         table = Table(
             "question (picture)",
             "answer",

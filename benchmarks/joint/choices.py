@@ -31,8 +31,8 @@ from rag_mm.config import Config
 from rag_mm.evaluate.answer import load_run
 from rag_mm.evaluate.bootstrap import paired_bootstrap
 from rag_mm.evaluate.evaluation import evaluate_run
-from rag_mm.evaluate.factbook import TaskConfig
 from rag_mm.evaluate.overrides import Overrides, flags, replaced
+from rag_mm.evaluate.questions import QuestionsConfig
 from rag_mm.evaluate.training_jobs import Job, JobsEnded, run_jobs
 
 FILE = "configs/choices.yaml"
@@ -142,7 +142,7 @@ def evaluate(folder: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text())
         return found
     run = load_run(folder)
-    evaluated = evaluate_run(run, ["joint"], TaskConfig("test"), console=Console(quiet=True))
+    evaluated = evaluate_run(run, ["joint"], QuestionsConfig("test"), console=Console(quiet=True))
     scored = evaluated.scored["joint"]
     values: dict[str, dict[str, list[float]]] = {figure: {} for figure in FIGURES}
     for item in scored:

@@ -33,7 +33,7 @@ MARK = re.compile(r"<!-- pretrained -->\n.*<!-- /pretrained -->\n", re.DOTALL)
 
 def evaluated(run_dir: Path, num: int) -> dict[str, Any]:
     """The result that `rag_mm.evaluate` wrote."""
-    path = run_dir / "eval" / f"factbook-{num}.json"
+    path = run_dir / "eval" / f"test-{num}.json"
     if not path.is_file():
         raise SystemExit(f"{path} is missing; `python -m rag_mm.evaluate --run-dir {run_dir} --num {num}` makes it")
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

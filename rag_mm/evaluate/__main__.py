@@ -34,17 +34,19 @@ from rag_mm.evaluate.compare import compare, comparison_table, read_side, runs_o
 from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.evaluate.evaluation import Evaluated, evaluate_run
 from rag_mm.evaluate.fact_edit import change_fact, change_table, copy_dataset, parse_fact
-from rag_mm.evaluate.factbook import TaskConfig
 from rag_mm.evaluate.layout import LayoutConfig
 from rag_mm.evaluate.output_files import check_output, write_output
 from rag_mm.evaluate.overrides import config_file
+from rag_mm.evaluate.questions import QuestionsConfig
 from rag_mm.evaluate.report import write_report
 from rag_mm.evaluate.rows import ROWS, check_rows, row_of
 from rag_mm.evaluate.table import comparison_lines, field_table, result_table
 from rag_mm.evaluate.task_scores import find_tasks, task_tables
+from rag_mm.evaluate.tasks.image_text import ImageText
+from rag_mm.evaluate.tasks.task import Task
 
 DESCRIPTION = (
-    "Score a run on held-out questions and write RUN/eval/factbook.json; or, with --set-fact, edit one "
+    "Score a run on held-out questions and write RUN/eval/test.json; or, with --set-fact, edit one "
     "document and answer with the same weights before and after; or, with --ask, answer a question of yours; or, with "
     "--compare RUN_A RUN_B, compare two runs that were evaluated, question by question."
 )
@@ -58,14 +60,16 @@ class EvaluateConfig:
         run_dir: folder of the run, as given to train.py.
         split: test for results, dev for choices.
         step: checkpoint to take the weights from; -1: the latest.
-        rows: rows of the table, comma-separated; empty: the run's own and all that need no other run.
+        rows: rows of the table, comma-separated; empty: the run's own and all that need no other run; none: no question
+            is asked, only the towers are scored (--tasks image_text and its like).
         num: only that many questions, chosen by a hash of their ids; 0: all.
         tasks: rules that the answers are scored by as well, comma-separated: qa, kilt, vqa, okvqa, infoseek, retrieval,
-            or package.module:Class.
+            or package.module:Class; and of the towers, by the pairs of the split: image_text, coco_5k, coco_1k,
+            flickr30k_1k.
         depth: documents that are searched for with each question, at least 4; the reader reads retriever.k of them.
         json: copy the result there as well (of --ask and --compare: write it there); "-" prints it instead of a
             table.
-        report: where the page to look at goes; empty: beside the result, as RUN/eval/factbook.html.
+        report: where the page to look at goes; empty: beside the result, as RUN/eval/test.html.
         compare: two evaluated runs, each a folder or FOLDER:ROW; --split, --num and --rows say what of them.
         set_fact: edit a document and ask about it before and after, such as "np.capital=Pokhara".
         store_copy: with --set-fact, edit a copy of the data set in this folder and leave the original alone.
@@ -106,6 +110,8 @@ class EvaluateConfig:
             raise ValueError(f"--{name} is given, but --{asked[0].replace('_', '-')} scores no questions")
         if asked and self.report:
             raise ValueError(f"--report is {self.report!r}, but --{asked[0].replace('_', '-')} makes no report")
+        if self.rows.strip() == NO_ROWS and (asked or not self.task_names):
+            raise ValueError("--rows is none, so there is nothing to do; name --tasks that score the towers")
         if self.compare:
             runs_of(self.compare)
             if len(self.row_names) > 1:
@@ -122,6 +128,8 @@ class EvaluateConfig:
 
     @property
     def row_names(self) -> list[str]:
+        if self.rows.strip() == NO_ROWS:
+            return []
         return [name.strip() for name in self.rows.split(",") if name.strip()]
 
     @property
@@ -134,6 +142,7 @@ class EvaluateConfig:
         return None if self.step < 0 else self.step
 
 
+NO_ROWS = "none"
 LAYOUT = tuple(f"parallel.{name}" for name in ("pipeline_stages", "data_replicas", "towers", "timeout_s"))
 
 
@@ -224,13 +233,13 @@ def _run(config: EvaluateConfig) -> None:
 
 def _evaluate(config: EvaluateConfig) -> None:
     run = _load(config)
-    names = _rows_of(run, check_rows(config.row_names, where="--rows"))
+    tasks, which = find_tasks(config.task_names), QuestionsConfig(config.split, config.num, config.depth)
+    names = _rows_of(run, config, tasks)
     first = run.layout.mesh.is_first
-    task = TaskConfig(config.split, config.num, config.depth)
     with launch.Interrupt() as interrupt:
         evaluated = evaluate_run(
-            run, names, task, console=Console(stderr=True, quiet=not first),
-            decoding=config.evaluate, interrupt=lambda: interrupt.asked, tasks=find_tasks(config.task_names),
+            run, names, which, console=Console(stderr=True, quiet=not first),
+            decoding=config.evaluate, interrupt=lambda: interrupt.asked, tasks=tasks,
         )  # fmt: skip
     report = write_report(run, evaluated, Path(config.report) if config.report else None)
     if first:
@@ -247,8 +256,9 @@ def _show(config: EvaluateConfig, evaluated: Evaluated, report: Path) -> None:
         print(json.dumps(result, ensure_ascii=False, indent=2))
         return
     console = Console()
-    console.print(result_table(result))
-    console.print(field_table(result))
+    if result["rows"]:
+        console.print(result_table(result))
+        console.print(field_table(result))
     for line in comparison_lines(result):
         console.print(line)
     for table in task_tables(result.get("tasks", {})):
@@ -257,11 +267,24 @@ def _show(config: EvaluateConfig, evaluated: Evaluated, report: Path) -> None:
         console.print(f"{what}: {count} truncated")
     for what, count in result["left_out"].items():
         console.print(f"left out: {count} ({what})")
+    if not result["rows"]:
+        console.print(f"written: {path} and {report}", highlight=False)
+        return
     console.print(f"written: {path}, {path.with_suffix('.predictions.jsonl')} and {report}", highlight=False)
 
 
-def _rows_of(run: Run, asked: Sequence[str]) -> list[str]:
-    """The rows to evaluate; ValueError if one of those asked for needs the weights of another run."""
+def _rows_of(run: Run, config: EvaluateConfig, tasks: Sequence[Task[Any, Any]]) -> list[str]:
+    """The rows to evaluate; ValueError if one of those asked for needs the weights of another run.
+
+    None if the towers alone are scored: because --rows says so, or because the split has pairs and no questions.
+    """
+    asked, of_towers = check_rows(config.row_names, where="--rows"), [isinstance(task, ImageText) for task in tasks]
+    if config.rows.strip() == NO_ROWS:
+        if not all(of_towers):
+            raise ValueError(f"--rows is none, but --tasks {config.tasks} scores answers")
+        return []
+    if not asked and tasks and all(of_towers) and not len(run.dataset.questions(config.split)):
+        return []
     own = row_of(run.config)
     possible = [name for name, row in ROWS.items() if row.weights_of in ("", own)]
     for name in asked:
@@ -306,7 +329,7 @@ def _ask(config: EvaluateConfig) -> None:
 
 
 def _compare(config: EvaluateConfig) -> None:
-    task = TaskConfig(config.split, config.num).name
+    task = QuestionsConfig(config.split, config.num).name
     a, b = (read_side(named, task, row=config.rows.strip()) for named in runs_of(config.compare))
     compared = compare(a, b)
     _give(config, compared, comparison_table(compared))

@@ -5,10 +5,11 @@ index of these very weights (any other is refused), and embedded anew for the re
 their scores. More documents than the reader reads are searched for, so that hit@4 can be reported; the reader
 sees the first ``retriever.k``.
 
-Questions are read in windows, retrieved for in blocks (`rag_mm.evaluate.retrieval`) and decoded in batches of
-questions of a field, whose answers are about as long as each other. Blocks and batches are functions of the list of
-questions alone; replicas share them out whole, so no layout changes what is computed, only by whom. Batches of another
-size may round differently in the last bit of a probability; a token changes only where two are as close as that.
+Questions are read in windows (`rag_mm.evaluate.questions`), retrieved for in blocks (`rag_mm.evaluate.retrieval`) and
+decoded in batches of questions of a field, whose answers are about as long as each other. Blocks and batches are
+functions of the list of questions alone; replicas share them out whole, so no layout changes what is computed, only by
+whom. Batches of another size may round differently in the last bit of a probability; a token changes only where two are
+as close as that.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.evaluate.finished import Finished
 from rag_mm.evaluate.layout import Layout
 from rag_mm.evaluate.prediction import Prediction
+from rag_mm.evaluate.questions import words_of
 from rag_mm.evaluate.retrieval import BLOCK, DEPTH, Documents, Found, Retrieval
 from rag_mm.evaluate.run import Run, find_checkpoint, load_run, read_config
 from rag_mm.model import Model, weights
@@ -112,15 +114,16 @@ class Answerer:
         Raises:
             Interrupted: on every rank, if any was asked to stop.
         """
-        known = self.layout.mesh.broadcast(self._known(samples, row, finished))
+        words = words_of(samples)
+        known = self.layout.mesh.broadcast(self._known(words, row, finished))
         if progress is not None and known:
             progress(len(known))
         for start in range(0, len(samples), WINDOW):
-            window = samples[start : start + WINDOW]
-            if all(sample.id in known for sample in window):
+            if all(sample.id in known for sample in words[start : start + WINDOW]):
                 continue
+            window = samples[start : start + WINDOW]
             self._answer_window(window, documents, known, progress, row, finished, interrupt)
-        return [known[sample.id] for sample in samples]
+        return [known[sample.id] for sample in words]
 
     def _known(self, samples: Sequence[Sample], row: str, finished: Finished | None) -> dict[str, Prediction] | None:
         if not self.layout.mesh.is_first:

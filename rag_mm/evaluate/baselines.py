@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
 
 from data.dataset import Dataset, Sample
+from data.images import ImageError
 from data.images import pixels as pixel_features
 from rag_mm.evaluate.answer import DEPTH, Prediction
+from rag_mm.evaluate.questions import words_of
 from retriever.bm25 import Bm25
+
+AT_ONCE = 1024  # questions or documents whose pictures are in memory together
 
 
 def most_frequent(dataset: Dataset, samples: Sequence[Sample]) -> list[Prediction]:
@@ -17,11 +24,11 @@ def most_frequent(dataset: Dataset, samples: Sequence[Sample]) -> list[Predictio
     Ties go to the answer that sorts first; a field that training never asked for is answered with nothing.
     """
     count: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for sample in dataset.questions("train"):
+    for sample in dataset.questions("train").scan():
         if sample.weight:
             count[sample.field][sample.answers[0]] += 1
     best = {field: min(answers, key=lambda a: (-answers[a], a)) for field, answers in count.items()}
-    return [Prediction(sample.id, best.get(sample.field, "")) for sample in samples]
+    return [Prediction(sample.id, best.get(sample.field, "")) for sample in words_of(samples)]
 
 
 def pixels(dataset: Dataset, samples: Sequence[Sample], *, depth: int = DEPTH) -> list[Prediction]:
@@ -29,17 +36,38 @@ def pixels(dataset: Dataset, samples: Sequence[Sample], *, depth: int = DEPTH) -
 
     Questions without a picture get no documents.
     """
-    asked = [sample for sample in samples if sample.image is not None]
-    found: dict[str, Prediction] = {}
-    if asked:
-        documents = [d for d in dataset.store.fetch(sorted(dataset.store.ids)) if d.image is not None]
-        memory = pixel_features([d.image for d in documents if d.image is not None])
-        query = pixel_features([s.image for s in asked if s.image is not None])
-        score, row = (query @ memory.T).sort(dim=1, descending=True, stable=True)
-        for sample, scores, rows in zip(asked, score[:, :depth].tolist(), row[:, :depth].tolist(), strict=True):
-            ids = tuple(documents[i].id for i in rows)
-            found[sample.id] = Prediction(sample.id, None, ids, tuple(scores))
-    return [found.get(sample.id, Prediction(sample.id, None)) for sample in samples]
+    found: list[Prediction] = []
+    memory: tuple[list[str], Tensor] | None = None
+    for start in range(0, len(samples), AT_ONCE):
+        window = samples[start : start + AT_ONCE]
+        pictures = [sample.image for sample in window if sample.image is not None]
+        ranked: Iterator[tuple[list[float], list[int]]] = iter(())
+        if pictures:
+            memory = memory or _document_pixels(dataset)
+            score, row = (pixel_features(pictures) @ memory[1].T).sort(dim=1, descending=True, stable=True)
+            ranked = zip(score[:, :depth].tolist(), row[:, :depth].tolist(), strict=True)
+        for sample in window:
+            if sample.image is None or memory is None:
+                found.append(Prediction(sample.id, None))
+                continue
+            scores, rows = next(ranked)
+            found.append(Prediction(sample.id, None, tuple(memory[0][i] for i in rows), tuple(scores)))
+    return found
+
+
+def _document_pixels(dataset: Dataset) -> tuple[list[str], Tensor]:
+    """Ids of the documents with a picture, sorted, and its features. What is damaged has none, and counts."""
+    ids, names, parts = sorted(dataset.store.ids), list[str](), list[Tensor]()
+    for start in range(0, len(ids), AT_ONCE):
+        pictured = [d for d in dataset.store.read(ids[start : start + AT_ONCE]) if d.image is not None]
+        for document in pictured:
+            try:
+                parts.append(pixel_features([document.image] if document.image is not None else []))
+            except ImageError as error:
+                dataset.store.condemn(document.id, error.reason)
+            else:
+                names.append(document.id)
+    return names, torch.cat(parts) if parts else torch.zeros(0, 1)
 
 
 def bm25(dataset: Dataset, samples: Sequence[Sample], *, depth: int = DEPTH) -> list[Prediction]:
@@ -48,5 +76,6 @@ def bm25(dataset: Dataset, samples: Sequence[Sample], *, depth: int = DEPTH) -> 
     A picture is not looked at: of picture questions only what their words find.
     """
     index = Bm25(dataset.store)
-    ids, scores = index.search([sample.question for sample in samples], k=min(depth, len(index.ids)))
-    return [Prediction(s.id, None, tuple(i), tuple(v)) for s, i, v in zip(samples, ids, scores, strict=True)]
+    words = words_of(samples)
+    ids, scores = index.search([sample.question for sample in words], k=min(depth, len(index.ids)))
+    return [Prediction(s.id, None, tuple(i), tuple(v)) for s, i, v in zip(words, ids, scores, strict=True)]

@@ -3,7 +3,7 @@
 Nothing is answered again: the predictions files are read. The two must have answered the same questions; what else
 differs between them (memory, index, k, decoding, seed, ...) is listed, because it is what the difference may come from.
 For every figure that both have: both values, the difference with its paired bootstrap interval (both see the same
-resampled countries), and the p-value of a randomisation test (`rag_mm.evaluate.bootstrap` says which).
+resampled subjects), and the p-value of a randomisation test (`rag_mm.evaluate.bootstrap` says which).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rag_mm.evaluate.row_scores import DEFINITIONS, INTERVAL, scores_of
 from rag_mm.evaluate.rows import check_rows, row_of
 from rag_mm.evaluate.run import read_config
 
-TEST = "randomisation test over countries, two-sided, 10,000 draws, seed 0; intervals: paired, " + INTERVAL
+TEST = "randomisation test over subjects, two-sided, 10,000 draws, seed 0; intervals: paired, " + INTERVAL
 CONTEXT = ("split", "fold", "num_documents", "store_version", "data_fingerprint", "k", "step", "decoding", "index")
 SHOWN = 6  # ids named of those on one side only
 

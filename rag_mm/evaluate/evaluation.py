@@ -24,14 +24,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from data.command_line import dump
 from data.dataset import Dataset
 from rag_mm import checkpoint
-from rag_mm.evaluate import factbook
+from rag_mm.evaluate import image_text
+from rag_mm.evaluate import scored as judged
 from rag_mm.evaluate.answer import Answerer, Run
 from rag_mm.evaluate.decoding import DecodingConfig
-from rag_mm.evaluate.factbook import Scored, TaskConfig
 from rag_mm.evaluate.finished import Finished, open_finished
+from rag_mm.evaluate.questions import Questions, QuestionsConfig
 from rag_mm.evaluate.row_scores import DEFINITIONS, INTERVAL
-from rag_mm.evaluate.rows import ROWS
-from rag_mm.evaluate.task_scores import references_by_task, score_tasks
+from rag_mm.evaluate.rows import ROWS, row_of
+from rag_mm.evaluate.scored import Scored
+from rag_mm.evaluate.task_scores import references_by_task, score_pools, score_tasks
+from rag_mm.evaluate.tasks.image_text import ImageText
 from rag_mm.evaluate.tasks.task import Task
 from rag_mm.launch import only_one
 from retriever.index import Index, list_versions
@@ -49,69 +52,112 @@ class Evaluated:
 
     Attributes:
         path: of the result file.
+        questions: that were answered; the scored ones hold no pictures, and these read them again.
     """
 
     scored: dict[str, list[Scored]]
     header: dict[str, Any]
     path: Path
+    questions: Questions
 
     @functools.cached_property
     def result(self) -> dict[str, Any]:
         """The contents of the result file."""
-        rows = [factbook.make_row(name, items) for name, items in self.scored.items()]
+        rows = [judged.make_row(name, items) for name, items in self.scored.items()]
         about = {"definitions": DEFINITIONS, "intervals": INTERVAL}
-        return {"rows": rows, "comparisons": factbook.compare(self.scored), **about, **self.header}
+        return {"rows": rows, "comparisons": judged.compare(self.scored), **about, **self.header}
 
 
 def evaluate_run(
     run: Run,
     rows: Sequence[str],
-    task: TaskConfig,
+    which: QuestionsConfig,
     *,
     console: Console,
     decoding: DecodingConfig | None = None,
     interrupt: Callable[[], bool] | None = None,
     tasks: Sequence[Task[Any, Any]] = (),
 ) -> Evaluated:
-    """Answer the task's questions for every row, each with the weights of ``run`` or with none, and write the files.
+    """Answer questions for every row, each with the weights of ``run`` or with none, and write the files.
 
     Args:
+        which: questions are asked; none if there are no rows.
         decoding: by default the one that the run's configuration names.
         interrupt: asked after each batch whether to stop.
-        tasks: that the answers are scored by as well (`rag_mm.evaluate.task_scores`).
+        tasks: that the answers are scored by as well (`rag_mm.evaluate.task_scores`), or the towers, by the pairs of
+            the split (`rag_mm.evaluate.image_text`).
 
     Raises:
         ValueError: if there are no questions, or not such as ``tasks`` score, the memory is smaller than
             ``retriever.k``, or another process evaluates this run.
         Interrupted: the same call goes on.
     """
-    require_questions(run.dataset, task.split)  # before the memory is embedded, which may take hours
-    references = references_by_task(tasks, task.samples(run.dataset)) if tasks else {}
+    pool_tasks = [task for task in tasks if isinstance(task, ImageText)]
+    answer_tasks = [task for task in tasks if not isinstance(task, ImageText)]
+    if rows or answer_tasks:
+        require_questions(run.dataset, which.split)  # before the memory is embedded, which may take hours
+    questions = which.of(run.dataset)
+    references = references_by_task(answer_tasks, questions.words) if answer_tasks else {}
+    pool = None
+    if pool_tasks:
+        image_text.check_space(run)
+        pool = image_text.make_pool(run.dataset, which.split, pool_tasks)
     decoding, directory = decoding or run.config.evaluate, run.directory / "eval"
     first = run.layout.mesh.is_first
     with only_one(directory) if first else contextlib.nullcontext():
-        finished = _finished(run, task, decoding, directory, console)
+        finished = _finished(run, which, decoding, directory, console)
         searches = any(ROWS[name].weights_of and ROWS[name].documents == "retrieved" for name in rows)
         index = run.index(console=console) if searches else None
         answerer = Answerer(
             run.config, run.dataset, run.model, index, layout=run.layout, decoding=decoding,
-            depth=task.depth,
+            depth=which.depth,
         )  # fmt: skip
-        scored = score_rows(run.dataset, answerer, rows, task, console=console, finished=finished, interrupt=interrupt)
-        header = describe_data(run.dataset, task)
+        scored = score_rows(
+            run.dataset, answerer, rows, questions, depth=which.depth, console=console, finished=finished,
+            interrupt=interrupt,
+        )  # fmt: skip
+        by_task: dict[str, Any] = {}
+        if pool is not None:
+            by_task |= _pool_tasks(run, pool, pool_tasks, which, finished, console=console, interrupt=interrupt)
+        header = describe_data(run.dataset, questions, split=which.split)
         header |= {"run_dir": str(run.directory), "step": run.step, "steps": run.config.train.steps}
         header["index"] = describe_index(run, index)
-        header |= {"k": run.config.retriever.k, "depth": task.depth}
+        header |= {"k": run.config.retriever.k, "depth": which.depth}
         header["decoding"] = describe_decoding(decoding)
         header["truncated"] = _truncated(scored)
-        if tasks and first:
-            header["tasks"] = score_tasks(tasks, references, scored, run.dataset.store)
-        evaluated = Evaluated(scored, header, directory / f"{task.name}.json")
+        if answer_tasks and first:
+            by_task |= score_tasks(answer_tasks, references, scored, run.dataset.store)
+        if tasks:
+            header["tasks"] = {task.name: by_task[task.name] for task in tasks if task.name in by_task}
+        stem = which.name if rows else f"{which.split}.towers"  # nothing that was answered is overwritten
+        evaluated = Evaluated(scored, header, directory / f"{stem}.json", questions)
         if first:
-            factbook.write(directory, task.name, evaluated.result, scored)
+            judged.write(directory, stem, evaluated.result, scored)
             finished.remove()
         run.layout.mesh.barrier()
     return evaluated
+
+
+def _pool_tasks(
+    run: Run,
+    pool: image_text.Pool,
+    tasks: Sequence[ImageText],
+    which: QuestionsConfig,
+    finished: Finished,
+    *,
+    console: Console,
+    interrupt: Callable[[], bool] | None,
+) -> dict[str, Any]:
+    """What image-text tasks say of the run's towers, on the first rank, which writes the embeddings as well."""
+    with progress(console, "embed pictures and texts", pool.num_rows, "rows") as advance:
+        made = image_text.embed_pool(
+            run, pool, which.split, finished.directory, progress=advance, interrupt=interrupt
+        )  # fmt: skip
+    if made is None:
+        return {}
+    similarities, notes = made
+    image_text.write_embeddings(run.directory / "eval" / f"{which.split}.image_text.npz", similarities)
+    return score_pools(tasks, pool.references, similarities, row=row_of(run.config), notes=notes)
 
 
 def require_questions(dataset: Dataset, split: str) -> None:
@@ -127,56 +173,60 @@ def score_rows(
     dataset: Dataset,
     answerer: Answerer | None,
     rows: Sequence[str],
-    task: TaskConfig,
+    questions: Questions,
     *,
+    depth: int,
     console: Console,
     finished: Finished | None = None,
     interrupt: Callable[[], bool] | None = None,
 ) -> dict[str, list[Scored]]:
     """Scored predictions by row; ``answerer`` may be None if all rows are baselines."""
-    samples = task.samples(dataset)
-    if not samples:
-        raise ValueError(f"the {task.split} split of {dataset.directory} has no questions")
-    seen = factbook.seen_answers(dataset)
+    if not rows:
+        return {}
+    if not len(questions):
+        raise ValueError(f"{questions.name} of {dataset.directory} has no question that is whole")
+    seen = judged.seen_answers(dataset)
     scored = {}
     for name in rows:
-        with progress(console, f"answer {name}", len(samples), "questions") as advance:
+        with progress(console, f"answer {name}", len(questions), "questions") as advance:
             if ROWS[name].weights_of or answerer is None:
-                predictions = factbook.predict(
+                predictions = judged.predict(
                     name,
                     dataset,
                     answerer,
-                    samples,
+                    questions,
                     progress=advance,
                     finished=finished,
                     interrupt=interrupt,
-                    depth=task.depth,
+                    depth=depth,
                 )
             else:  # a baseline: once is enough
                 mesh = answerer.layout.mesh
                 mine = (
-                    factbook.predict(name, dataset, None, samples, progress=advance, depth=task.depth)
+                    judged.predict(name, dataset, None, questions, progress=advance, depth=depth)
                     if mesh.is_first
                     else None
                 )
                 predictions = mesh.broadcast(mine)
-        scored[name] = factbook.score(samples, predictions, seen)
+        scored[name] = judged.score(questions, predictions, seen)
     return scored
 
 
-def _finished(run: Run, task: TaskConfig, decoding: DecodingConfig, directory: Path, console: Console) -> Finished:
+def _finished(
+    run: Run, which: QuestionsConfig, decoding: DecodingConfig, directory: Path, console: Console
+) -> Finished:
     """What is done already of this very evaluation; all ranks call it."""
     mesh = run.layout.mesh
-    folder = directory / f".{task.name}.unfinished"
+    folder = directory / f".{which.name}.unfinished"
     if mesh.is_first:
-        said = open_finished(folder, _made_with(run, task, decoding))
+        said = open_finished(folder, _made_with(run, which, decoding))
         if said:
             console.print(said, highlight=False, soft_wrap=True, markup=False)
     mesh.barrier()
     return Finished(folder, writer=str(mesh.replica))
 
 
-def _made_with(run: Run, task: TaskConfig, decoding: DecodingConfig) -> dict[str, Any]:
+def _made_with(run: Run, which: QuestionsConfig, decoding: DecodingConfig) -> dict[str, Any]:
     """Everything that decides a prediction."""
     config = dataclasses.replace(run.config, run_dir="", evaluate=DecodingConfig())
     return {
@@ -186,7 +236,7 @@ def _made_with(run: Run, task: TaskConfig, decoding: DecodingConfig) -> dict[str
         "data": run.dataset.fingerprint,
         "store": run.dataset.store.version,
         "decoding": describe_decoding(decoding),
-        "depth": task.depth,
+        "depth": which.depth,
     }
 
 
@@ -216,17 +266,16 @@ def _truncated(scored: dict[str, list[Scored]]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def describe_data(dataset: Dataset, task: TaskConfig) -> dict[str, Any]:
+def describe_data(dataset: Dataset, questions: Questions, *, split: str) -> dict[str, Any]:
     """What was asked, of which memory."""
-    questions = dataset.questions(task.split)
     return {
-        "num_questions": len(task.samples(dataset)),
+        "num_questions": len(questions),
         "num_documents": len(dataset.store),
-        "split": task.split,
+        "split": split,
         "fold": dataset.fold,
         "store_version": dataset.store.version,
         "data_fingerprint": dataset.fingerprint,
-        "left_out": dict(questions.bad_samples),
+        "left_out": questions.left_out,
     }
 
 

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from data import images
 from data.document_store import Document, DocumentStore
 from data.factbook_questions import stable_hash
-from rag_mm.evaluate.factbook import Scored
+from rag_mm.evaluate.scored import Scored
 from rag_mm.metrics import read_metrics
 
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#00783e", "#b3261e", "#777777"
@@ -88,12 +88,12 @@ def _line(axes: Axes, records: Sequence[dict[str, Any]], value: Any, *, label: s
 
 
 def picture_questions(scored: Sequence[Scored], num: int) -> list[Scored]:
-    """The first ``num`` picture questions by RULE, of different countries."""
+    """The first ``num`` picture questions by RULE, of different subjects."""
     asked = sorted((s for s in scored if s.sample.kind == "picture"), key=lambda s: stable_hash("shown", s.sample.id))
-    by_country: dict[str, Scored] = {}
+    by_subject: dict[str, Scored] = {}
     for item in asked:
-        by_country.setdefault(item.sample.subject, item)
-    return list(by_country.values())[:num]
+        by_subject.setdefault(item.sample.subject, item)
+    return list(by_subject.values())[:num]
 
 
 def answers(shown: Sequence[Scored], store: DocumentStore, path: Path, *, title: str) -> Path:

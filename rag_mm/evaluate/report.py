@@ -14,6 +14,7 @@ reader over those questions, seconds.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import io
 import json
@@ -30,8 +31,8 @@ from rag_mm.evaluate.answer import DEPTH, Answerer, Run
 from rag_mm.evaluate.contribution import Contribution, contributions
 from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.evaluate.evaluation import Evaluated
-from rag_mm.evaluate.factbook import Scored
 from rag_mm.evaluate.rows import ROWS, row_of
+from rag_mm.evaluate.scored import Scored
 from rag_mm.metrics import read_metrics
 
 TEMPLATE, SCRIPT = (Path(__file__).with_name(f"report.{end}") for end in ("html", "js"))
@@ -90,7 +91,11 @@ def write_report(run: Run, evaluated: Evaluated, path: Path | None = None) -> Pa
     """Write the page (by default beside the result file) and give its path; all ranks call it, the first writes."""
     path = path or evaluated.path.with_suffix(".html")
     row = _row(run, evaluated)
-    shown = choose(evaluated.scored[row]) if row else []
+    chosen = choose(evaluated.scored[row]) if row else []
+    pictured = evaluated.questions.of([s.sample for s, _ in chosen])
+    shown = [
+        (dataclasses.replace(s, sample=sample), drawn) for (s, drawn), sample in zip(chosen, pictured, strict=True)
+    ]
     answerer = Answerer(run.config, run.dataset, run.model, None, layout=run.layout, decoding=DecodingConfig())
     given = (
         contributions(answerer, [s.sample for s, _ in shown], [s.prediction for s, _ in shown])

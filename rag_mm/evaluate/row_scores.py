@@ -2,7 +2,8 @@
 
 One table of lines (those of the predictions file) serves the result file, the report and the comparison of two runs, so
 that the three cannot disagree. A figure's name says the part of the questions it is about: ``em``, ``em kind=picture``,
-``em field=capital``, ``em unseen``, ``hit@1 kind=name``. Units of resampling are countries.
+``em field=capital``, ``em unseen``, ``hit@1 kind=name``. Units of resampling
+are subjects: what a question is about, such as a country.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ DEFINITIONS = {
     "kind": "how it was asked: by name, or by picture",
     "unseen": "questions none of whose accepted answers is accepted for any training question",
 }
-INTERVAL = "95 % percentile bootstrap over countries, 10,000 draws, seed 0"
+INTERVAL = "95 % percentile bootstrap over subjects, 10,000 draws, seed 0"
 
 
 def scores_of(lines: Sequence[Mapping[str, Any]]) -> Scores:
-    """The table of a row's lines (`factbook.Scored.record`), in their order."""
+    """The table of a row's lines (`scored.Scored.record`), in their order."""
     values: dict[str, Array] = {}
     for name in ("em", "f1"):
         values[name] = _column([line[name] for line in lines])
@@ -51,7 +52,7 @@ def scores_of(lines: Sequence[Mapping[str, Any]]) -> Scores:
     for field in dict.fromkeys(line["field"] for line in lines):
         add("em", f"field={field}", [line["field"] == field for line in lines])
     ids = tuple(line["id"] for line in lines)
-    return Scores(ids, tuple(line["country"] or line["id"] for line in lines), columns, tuple(metrics))
+    return Scores(ids, tuple(line["subject"] or line["id"] for line in lines), columns, tuple(metrics))
 
 
 def figures(scores: Scores, *, seed: int = 0) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ COLUMNS = (
 )  # fmt: skip
 NOT_TRAINED = "· not trained here; this trains all rows:\n  python -m rag_mm.experiment --config configs/factbook.yaml"
 LEGEND = (
-    "EM, F1: best accepted answer. 95 %: of EM, bootstrap over countries.\n"
+    "EM, F1: best accepted answer. 95 %: of EM, bootstrap over subjects.\n"
     "name, pict.: questions by name and by picture. unseen: those with an answer\n"
     "that no training question has. hit@k: a right document among the first k."
 )
@@ -73,7 +73,7 @@ def result_table(result: Mapping[str, Any], *, left_out: Sequence[str] = ()) -> 
 def title(result: Mapping[str, Any]) -> str:
     fold = result["fold"]
     where = f"fold {fold}" if isinstance(fold, int) else f"folds {', '.join(map(str, fold))} pooled"
-    text = f"{result['num_questions']} questions about {result['split']} countries ({where}), "
+    text = f"{result['num_questions']} questions of the {result['split']} split ({where}), "
     text += f"{result['num_documents']} documents in the memory"
     if result.get("step") is not None and result["step"] < result["steps"]:
         text += f"; unfinished: weights of step {result['step']} of {result['steps']}"
@@ -118,7 +118,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         parts.append(_markdown_table(head, body))
     if result["comparisons"]:
         parts.append(
-            "Paired bootstrap over countries:\n\n" + "\n".join(f"- {line}" for line in comparison_lines(result))
+            "Paired bootstrap over subjects:\n\n" + "\n".join(f"- {line}" for line in comparison_lines(result))
         )
     return "\n\n".join(parts) + "\n"
 

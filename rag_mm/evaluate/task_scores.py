@@ -19,30 +19,36 @@ from data.dataset import Sample
 from data.document import Document
 from data.document_store import DocumentStore
 from rag_mm.evaluate import bootstrap
-from rag_mm.evaluate.factbook import Scored
 from rag_mm.evaluate.metric import Scores
 from rag_mm.evaluate.prediction import Prediction
 from rag_mm.evaluate.rows import ROWS
+from rag_mm.evaluate.scored import Scored
 from rag_mm.evaluate.tasks import registry
-from rag_mm.evaluate.tasks.task import Task, align
+from rag_mm.evaluate.tasks.image_text import ImageText
+from rag_mm.evaluate.tasks.image_text_files import Similarities
+from rag_mm.evaluate.tasks.task import Aligned, Task, align
 
 FETCHED = 1024  # documents read at once
 
 
 def find_tasks(names: Iterable[str]) -> list[Task[Any, Any]]:
-    """Tasks that a run's answers can be scored by.
+    """Tasks that a run's answers can be scored by, or its towers.
 
     Raises:
         ValueError: if there is no such task, or it is scored from files only.
     """
-    found = []
+    found: list[Task[Any, Any]] = []
     for name in names:
         task = registry.make(name, {})
+        if isinstance(task, ImageText):  # of a run's towers, not of its answers
+            found.append(task)
+            continue
         if type(task).predictions_of is Task.predictions_of or type(task).references_of is Task.references_of:
             able = [n for n, t in registry.TASKS.items() if t.predictions_of is not Task.predictions_of]
+            able += [n for n, t in registry.TASKS.items() if issubclass(t, ImageText)]
             raise ValueError(
                 f"--tasks names {name}, which is scored from files (python -m rag_mm.evaluate.score --task {name}); "
-                f"answers of a run are scored by: {', '.join(able)}"
+                f"a run is scored by: {', '.join(able)}"
             )
         found.append(task)
     return found
@@ -81,9 +87,27 @@ def score_tasks(
             predictions = task.predictions_of([_said(item, row) for item in items], documents)
             if predictions:
                 scores = task.score(align(predictions, references[task.name]))
-                rows[row] = {"figures": _figures(scores), "notes": list(scores.notes), "context": dict(scores.context)}
+                rows[row] = _row(scores)
                 definitions |= {metric.name: metric.definition for metric in scores.metrics}
         found[task.name] = {"about": task.about, "rows": rows, "definitions": definitions}
+    return found
+
+
+def score_pools(
+    tasks: Sequence[ImageText],
+    references: Mapping[str, tuple[str, ...]],
+    similarities: Similarities,
+    *,
+    row: str,
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """The same of a run's towers, whose row is ``row``; ``notes`` are of the embeddings."""
+    found = {}
+    for task in tasks:
+        scores = task.score(Aligned(references, {"": similarities}))
+        scores = dataclasses.replace(scores, notes=(*scores.notes, *notes))
+        definitions = {metric.name: metric.definition for metric in scores.metrics}
+        found[task.name] = {"about": task.about, "rows": {row: _row(scores)}, "definitions": definitions}
     return found
 
 
@@ -106,6 +130,10 @@ def _said(item: Scored, row: str) -> Prediction:
     if row and ROWS[row].documents == "gold":
         return dataclasses.replace(item.prediction, document_ids=(), scores=())
     return item.prediction
+
+
+def _row(scores: Scores) -> dict[str, Any]:
+    return {"figures": _figures(scores), "notes": list(scores.notes), "context": dict(scores.context)}
 
 
 def _documents(store: DocumentStore, names: set[str]) -> dict[str, Document]:

@@ -11,7 +11,7 @@ as not found, and mean and median rank are not reported. All examples of one ima
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_args
@@ -19,6 +19,7 @@ from typing import Any, ClassVar, get_args
 import numpy
 from numpy.typing import NDArray
 
+from data.samples import Pair, Sample
 from rag_mm.evaluate.metric import Array, Median, Metric, Scores, mean
 from rag_mm.evaluate.prediction_files import FileError
 from rag_mm.evaluate.scoring.image_text import Ties, folds, rank_in_list, ranks_from_scores
@@ -65,18 +66,37 @@ class ImageText(Task[Any, tuple[str, ...]]):
         for path in paths:
             for key, texts in texts_of_images(path, split=self.split):
                 found.setdefault(key, []).extend(texts)
-        _check_texts(found)
-        if self.num_images and len(found) != self.num_images:
+        references = {key: tuple(texts) for key, texts in found.items()}
+        self.check(references)
+        return references
+
+    def references_of(self, items: Iterable[Sample | Pair]) -> dict[str, tuple[str, ...]]:
+        """From pairs of a text and its picture's document."""
+        found: dict[str, list[str]] = {}
+        for item in items:
+            if not isinstance(item, Pair) or not item.weight or not item.text:
+                continue
+            if len(item.gold) != 1:
+                raise ValueError(
+                    f"text {item.id!r} has {len(item.gold)} right pictures ({named(item.gold) or 'none'}); "
+                    f"task {self.name} needs one"
+                )
+            found.setdefault(item.gold[0], []).append(item.id)
+        return {key: tuple(texts) for key, texts in found.items()}
+
+    def check(self, references: Mapping[str, Sequence[str]]) -> None:
+        """FileError if these references are not what the protocol is about."""
+        _check_texts(references)
+        if self.num_images and len(references) != self.num_images:
             raise FileError(
-                f"task {self.name} is about {self.num_images} images, and the references have {len(found)}; "
+                f"task {self.name} is about {self.num_images} images, and the references have {len(references)}; "
                 "use --task image_text for other pools"
             )
-        few = [key for key, texts in found.items() if len(texts) < self.captions_per_image]
+        few = [key for key, texts in references.items() if len(texts) < self.captions_per_image]
         if few:
             raise FileError(
                 f"task {self.name} needs {self.captions_per_image} captions an image; fewer have {named(few)}"
             )
-        return {key: tuple(texts) for key, texts in found.items()}
 
     def read_predictions(self, path: Path) -> dict[str, Any]:
         """``{"": Similarities}`` of an npz, or lists by "image:ID" and "text:ID"."""

@@ -233,7 +233,7 @@ def _plain_reference(record: Record) -> tuple[str, Record, QaReference]:
     documents = tuple(record.identifier("gold_documents", document) for document in gold)
     kind = record.text("kind") if record.has("kind") else ""
     image = record.id("image", "image_id") if record.has("image", "image_id") else None
-    unit = record.id("unit", "country") if record.has("unit", "country") else ""
+    unit = record.id("unit", "subject") if record.has("unit", "subject") else ""
     return _key(record), record, QaReference(_question(record), accepted, documents, kind, image, unit)
 
 

@@ -14,9 +14,9 @@ from rag_mm.evaluate.__main__ import main
 from rag_mm.evaluate.answer import Run
 from rag_mm.evaluate.bootstrap import paired_bootstrap
 from rag_mm.evaluate.compare import runs_of
-from rag_mm.evaluate.factbook import make_row, score
 from rag_mm.evaluate.row_scores import figures, scores_of
-from tests.rag_mm.evaluate.test_factbook import PREDICTIONS, SAMPLES, SEEN
+from rag_mm.evaluate.scored import make_row, score
+from tests.rag_mm.evaluate.test_scored import PREDICTIONS, SAMPLES, SEEN
 
 
 def test_figures_of_four_questions() -> None:
@@ -51,12 +51,12 @@ def _evaluated(run: Run, folder: Path, em: Callable[[int], float], **context: An
     for i in range(60):
         lines.append({
             "row": "joint", "id": f"q{i}", "kind": ("name", "picture")[i % 3 == 0], "field": "capital",
-            "country": f"c{i // 3}", "em": em(i), "f1": em(i), "hit": {"hit@1": 1.0}, "unseen_answers": True,
+            "subject": f"c{i // 3}", "em": em(i), "f1": em(i), "hit": {"hit@1": 1.0}, "unseen_answers": True,
         })  # fmt: skip
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "eval" / "factbook.predictions.jsonl").write_text(text)
+    (folder / "eval" / "test.predictions.jsonl").write_text(text)
     made = {"split": "test", "fold": 0, "k": 2, "store_version": "abc+0", "step": 5, **context}
-    (folder / "eval" / "factbook.json").write_text(json.dumps(made))
+    (folder / "eval" / "test.json").write_text(json.dumps(made))
     return folder
 
 
@@ -75,7 +75,7 @@ def test_two_runs(run: Run, evaluated: Path, tmp_path: Path, capsys: pytest.Capt
     assert [em["difference"], em["low"], em["high"]] == pytest.approx(paired_bootstrap(*groups, seed=0))
     assert em["p"] < 0.001  # 15 more right, in 15 countries, none fewer: 2 / 2 ** 15 of all swaps
     assert found["figures"]["hit@1"]["difference"] == 0 and found["figures"]["hit@1"]["p"] == 1
-    assert "randomisation test over countries" in found["test"] and "em" in found["definitions"]
+    assert "randomisation test over subjects" in found["test"] and "em" in found["definitions"]
     assert main(["--compare", str(better), str(evaluated)]) == 0
     shown = capsys.readouterr().out
     assert "+0.250" in shown and "k: 4 (a), 2 (b)" in shown
@@ -85,7 +85,7 @@ def test_other_questions_are_refused(
     run: Run, evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = _evaluated(run, tmp_path, lambda i: 1.0)
-    path = other / "eval" / "factbook.predictions.jsonl"
+    path = other / "eval" / "test.predictions.jsonl"
     path.write_text(path.read_text().replace('"q7"', '"q99"'))
     said = _refused(["--compare", str(evaluated), str(other)], capsys)
     assert "the same questions on both sides" in said and f"only {evaluated} answered 1: q7" in said and "q99" in said
@@ -96,7 +96,7 @@ def test_mistakes_are_one_sentence(run: Run, evaluated: Path, capsys: pytest.Cap
     assert "has no config.yaml; evaluate it first" in _refused(["--compare", a, "nowhere"], capsys)
     assert "has no row pixels" in _refused(["--compare", a, f"{a}:pixels"], capsys)
     assert "did you mean pixels?" in _refused(["--compare", a, f"{a}:pixel"], capsys)
-    assert "has no eval/factbook-dev.json" in _refused(["--compare", a, a, "--split", "dev"], capsys)
+    assert "has no eval/dev.json" in _refused(["--compare", a, a, "--split", "dev"], capsys)
     assert "two folders of runs" in _refused(["--compare", a], capsys)
     assert "--ask and --compare are different things" in _refused(["--compare", a, a, "--ask", "x?"], capsys)
     assert "--ask makes no report" in _refused(["--ask", "x?", "--report", "x.html"], capsys)

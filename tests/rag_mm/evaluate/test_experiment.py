@@ -70,15 +70,15 @@ def test_folds_are_pooled(started: list[Config], config_yaml: Path, factbook_dir
         for fold in (0, 2)
         for run in (("joint", "retrieved", 400), ("closed_book", "none", 220))  # 0.55 of 400: the reader's share
     ]
-    result = json.loads((out / "eval" / "factbook.json").read_text())
+    result = json.loads((out / "eval" / "test.json").read_text())
     assert [row["name"] for row in result["rows"]] == ["closed_book", "pixels", "gold_document", "joint"]
     asked = [Dataset(factbook_dir, fold=fold).questions("test").ids for fold in (0, 2)]
     assert result["num_questions"] == len(asked[0]) + len(asked[1])
     assert result["fold"] == [0, 2] and set(result["rows_by_fold"]) == {"0", "2"}
-    lines = [json.loads(line) for line in (out / "eval" / "factbook.predictions.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (out / "eval" / "test.predictions.jsonl").read_text().splitlines()]
     assert [line["id"] for line in lines if line["row"] == "joint"] == asked[0] + asked[1]
-    assert "| joint |" in (out / "eval" / "factbook.md").read_text()
-    assert (out / "fold-2" / "closed_book" / "eval" / "factbook.json").exists()
+    assert "| joint |" in (out / "eval" / "test.md").read_text()
+    assert (out / "fold-2" / "closed_book" / "eval" / "test.json").exists()
 
 
 def test_quickstart_shows_the_whole_loop(
@@ -89,7 +89,7 @@ def test_quickstart_shows_the_whole_loop(
     out = tmp_path / "out"
     assert quickstart.main(["--config", str(config_yaml), "--out", str(out), "--fact", "np.capital=Pokhara"]) == 0
     assert [Path(config.run_dir) for config in started] == [out / "joint", out / "closed_book"]
-    result = json.loads((out / "eval" / "factbook.json").read_text())
+    result = json.loads((out / "eval" / "test.json").read_text())
     assert [row["name"] for row in result["rows"]] == [
         "most_frequent",
         "closed_book",

@@ -16,13 +16,13 @@ from rich.console import Console
 from rag_mm.evaluate.answer import Answerer, Interrupted, load_run
 from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.evaluate.evaluation import evaluate_run
-from rag_mm.evaluate.factbook import TaskConfig
 from rag_mm.evaluate.layout import LayoutConfig
+from rag_mm.evaluate.questions import QuestionsConfig
 from tests.distributed import run_on_ranks
 from tests.rag_mm.evaluate.conftest import save_lively, small_config, with_fusion
 
 ROWS = ["most_frequent", "gold_document", "joint"]
-TASK = TaskConfig("test", 40)
+TASK = QuestionsConfig("test", 40)
 STEM = f"eval/{TASK.name}"
 LAYOUTS = {
     "2 stages": LayoutConfig(pipeline_stages=2),

@@ -16,13 +16,13 @@ def test_scores_a_run_and_writes_files(run: Run, tmp_path: Path, capsys: pytest.
     copy = tmp_path / "result.json"
     arguments = ["--run-dir", str(run.directory), "--num", "20", "--json", str(copy)]
     assert main(arguments) == 0
-    result = json.loads((run.directory / "eval" / "factbook-20.json").read_text())
+    result = json.loads((run.directory / "eval" / "test-20.json").read_text())
     assert result == json.loads(copy.read_text())
     assert [row["name"] for row in result["rows"]] == ["most_frequent", "pixels", "gold_document", "joint"]
     assert result["num_questions"] == 20 and result["num_documents"] == len(run.dataset.store)
     assert result["store_version"] == run.dataset.store.version
     assert result["index"]["num_edits"] == 0 and result["fold"] == 0 and result["split"] == "test"
-    lines = (run.directory / "eval" / "factbook-20.predictions.jsonl").read_text().splitlines()
+    lines = (run.directory / "eval" / "test-20.predictions.jsonl").read_text().splitlines()
     assert len(lines) == 4 * 20
     shown = capsys.readouterr().out
     assert "hit@1" in shown and "EM by field" in shown

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from rag_mm.evaluate.evaluation import evaluate_run, require_questions
-from rag_mm.evaluate.factbook import TaskConfig
+from rag_mm.evaluate.questions import QuestionsConfig
 
 
 def dataset(**counts: int) -> Any:
@@ -27,4 +27,4 @@ def test_the_split_that_has_questions_is_named():
 def test_nothing_is_embedded_or_locked_before():
     run = SimpleNamespace(dataset=dataset(dev=6))  # has nothing else that could be asked
     with pytest.raises(ValueError, match="--split dev has 6"):
-        evaluate_run(cast(Any, run), ["joint"], TaskConfig(), console=Console(quiet=True))
+        evaluate_run(cast(Any, run), ["joint"], QuestionsConfig(), console=Console(quiet=True))

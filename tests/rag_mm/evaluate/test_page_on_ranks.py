@@ -16,14 +16,14 @@ from rich.console import Console
 from rag_mm.evaluate.answer import load_run
 from rag_mm.evaluate.ask import Asker
 from rag_mm.evaluate.evaluation import evaluate_run
-from rag_mm.evaluate.factbook import TaskConfig
 from rag_mm.evaluate.layout import LayoutConfig
+from rag_mm.evaluate.questions import QuestionsConfig
 from rag_mm.evaluate.report import write_report
 from tests.distributed import run_on_ranks
 from tests.rag_mm.evaluate.conftest import save_lively, small_config
 
 ROWS = ["bm25", "no_documents", "bm25_documents", "joint"]
-TASK = TaskConfig("test", 6)
+TASK = QuestionsConfig("test", 6)
 
 
 @dataclass(frozen=True)

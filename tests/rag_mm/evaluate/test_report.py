@@ -23,7 +23,8 @@ from rag_mm.evaluate import figures, report
 from rag_mm.evaluate.answer import Prediction, Run
 from rag_mm.evaluate.contribution import Contribution
 from rag_mm.evaluate.evaluation import Evaluated, evaluate_run
-from rag_mm.evaluate.factbook import Scored, TaskConfig, make_row, score
+from rag_mm.evaluate.questions import QuestionsConfig
+from rag_mm.evaluate.scored import Scored, make_row, score
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 EVIL = "<script>document.title = 'owned'</script>"
@@ -140,7 +141,7 @@ def test_wrong_ones_are_added_and_marked() -> None:
 
 @pytest.fixture(scope="module")
 def evaluated(run: Run) -> Evaluated:
-    return evaluate_run(run, ["pixels", "joint"], TaskConfig("test", 8), console=Console(quiet=True))
+    return evaluate_run(run, ["pixels", "joint"], QuestionsConfig("test", 8), console=Console(quiet=True))
 
 
 def test_of_a_run(run: Run, evaluated: Evaluated, tmp_path: Path) -> None:
@@ -150,14 +151,16 @@ def test_of_a_run(run: Run, evaluated: Evaluated, tmp_path: Path) -> None:
     assert len(articles) == 8 and {a["id"] for a in articles} == {s.sample.id for s in evaluated.scored["joint"]}
     read = run.config.retriever.k * len(articles)
     assert len(page.all("meter")) == read and page.text.count("contribution ") == read
-    assert not (run.directory / "eval" / "factbook-8.html").exists()
-    assert report.write_report(run, evaluated) == run.directory / "eval" / "factbook-8.html"
-    assert (run.directory / "eval" / "factbook-8.html").read_bytes() == path.read_bytes()
+    assert not (run.directory / "eval" / "test-8.html").exists()
+    assert report.write_report(run, evaluated) == run.directory / "eval" / "test-8.html"
+    assert (run.directory / "eval" / "test-8.html").read_bytes() == path.read_bytes()
 
 
 def test_rows_that_only_retrieve_have_no_answers_to_show(run: Run, evaluated: Evaluated, tmp_path: Path) -> None:
     scored: dict[str, list[Scored]] = {"pixels": evaluated.scored["pixels"]}
-    path = report.write_report(run, Evaluated(scored, evaluated.header, evaluated.path), tmp_path / "r.html")
+    path = report.write_report(
+        run, Evaluated(scored, evaluated.header, evaluated.path, evaluated.questions), tmp_path / "r.html"
+    )
     assert "No row of this evaluation answers." in path.read_text()
 
 

@@ -222,17 +222,17 @@ def test_what_a_run_answered_is_a_prediction_file_without_a_file() -> None:
 
 
 def test_intervals_of_own_files_are_those_of_the_result_table(tmp_path: Path) -> None:
-    """Questions about one country are drawn together, with the same draws as rows of the table."""
+    """Questions about one subject are drawn together, with the same draws as rows of the table."""
     generator = random.Random(0)
     rows = [
-        {"id": i, "country": f"c{i * 7 % 9}", "gold_answers": ["x"], "answer": generator.choice("xy")}
+        {"id": i, "subject": f"c{i * 7 % 9}", "gold_answers": ["x"], "answer": generator.choice("xy")}
         for i in range(60)
     ]
     path = write(tmp_path / "p.jsonl", rows)
     found = score(TASK, path, path)
     groups: dict[str, list[float]] = {}
     for row in rows:
-        groups.setdefault(str(row["country"]), []).append(float(row["answer"] == "x"))
+        groups.setdefault(str(row["subject"]), []).append(float(row["answer"] == "x"))
     value, low, high = bootstrap(groups, seed=0, draws=1000)
     assert found.results()["em"] == pytest.approx(value)
     assert intervals(found, seed=0, draws=1000)["em"] == pytest.approx((low, high))

@@ -8,8 +8,8 @@ import pytest
 
 from data.dataset import Dataset, Sample
 from rag_mm.evaluate.answer import Prediction
-from rag_mm.evaluate.factbook import TaskConfig, compare, make_row, score, seen_answers, write
 from rag_mm.evaluate.row_scores import INTERVAL
+from rag_mm.evaluate.scored import compare, make_row, score, seen_answers, write
 
 SAMPLES = [
     Sample("np-capital-name", "?", ("Kathmandu",), "name", "capital", "np", ("np",)),
@@ -112,21 +112,15 @@ def test_intervals_are_those_of_the_seed_that_is_said() -> None:
 
 def test_files(tmp_path: Path) -> None:
     scored = score(SAMPLES, PREDICTIONS, SEEN)
-    path = write(tmp_path / "eval", "factbook", {"rows": [make_row("joint", scored)]}, {"joint": scored})
+    path = write(tmp_path / "eval", "test", {"rows": [make_row("joint", scored)]}, {"joint": scored})
     assert json.loads(path.read_text())["rows"][0]["name"] == "joint"
-    lines = (tmp_path / "eval" / "factbook.predictions.jsonl").read_text().splitlines()
+    lines = (tmp_path / "eval" / "test.predictions.jsonl").read_text().splitlines()
     first = json.loads(lines[0])
     assert len(lines) == 4
     assert (first["id"], first["answer"], first["em"]) == ("np-capital-name", "kathmandu", 1.0)
     assert first["documents"] == ["np", "in", "cn", "pk"] and first["hit"] == {"hit@1": 1.0, "hit@4": 1.0}
 
 
-def test_task(factbook: Dataset) -> None:
-    whole = TaskConfig().samples(factbook)
-    assert [s.id for s in whole] == factbook.questions("test").ids
-    some = TaskConfig("test", 10).samples(factbook)
-    assert len(some) == 10 and {s.id for s in some} < {s.id for s in whole}
-    names = [TaskConfig(*arguments).name for arguments in (("test",), ("dev",), ("test", 10))]
-    assert names == ["factbook", "factbook-dev", "factbook-10"]
+def test_every_answer_of_a_training_question_is_seen(factbook: Dataset) -> None:
     seen = seen_answers(factbook)
     assert all(s.answers[0].lower().strip(".") in seen for s in factbook.questions("train") if s.field == "domain")

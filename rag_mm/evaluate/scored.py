@@ -1,4 +1,4 @@
-"""The factbook task: from predictions to rows of the result table, and to files.
+"""Answers judged: from predictions to rows of the result table, and to files.
 
 A row holds fractions of 1; what does not apply is null. ``hit@k`` counts any right document among the first
 k. ``em_unseen_answers`` is exact match on questions none of whose accepted answers is accepted for any
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from data.dataset import Dataset, Sample
-from data.factbook_questions import stable_hash
 from rag_mm.evaluate import baselines, row_scores
 from rag_mm.evaluate.answer import DEPTH, Answerer, Prediction
 from rag_mm.evaluate.bootstrap import bootstrap, paired_bootstrap
 from rag_mm.evaluate.finished import Finished
+from rag_mm.evaluate.questions import words_of
 from rag_mm.evaluate.rows import COMPARISONS, ROWS
 from rag_mm.evaluate.scoring import squad
 
@@ -33,6 +33,7 @@ class Scored:
     """A prediction beside its question, judged.
 
     Attributes:
+        sample: what it says; of a split's questions (`questions.Questions.words`) without its picture.
         em, f1: None where there is no answer to judge.
         hit: k -> whether a right document is among the first k; empty where nothing was retrieved.
         unseen: no accepted answer of it is one of a training question.
@@ -60,7 +61,7 @@ class Scored:
             "question": sample.question,
             "kind": sample.kind,
             "field": sample.field,
-            "country": sample.subject,
+            "subject": sample.subject,
             "gold_answers": list(sample.answers),
             "answer": prediction.answer,
             "em": self.em,
@@ -74,43 +75,11 @@ class Scored:
         }
 
 
-@dataclass(frozen=True)
-class TaskConfig:
-    """Which questions are asked.
-
-    Attributes:
-        split: test for results, dev for choices.
-        num: only that many questions, chosen by a hash of their ids; 0: all.
-        depth: documents that are searched for (or k, if that is more).
-    """
-
-    split: str = "test"
-    num: int = 0
-    depth: int = DEPTH
-
-    @property
-    def name(self) -> str:
-        """The stem of the result files: ``factbook`` is kept for all test questions."""
-        parts = [
-            "factbook",
-            *([self.split] if self.split != "test" else []),
-            *([str(self.num)] if self.num else []),
-        ]
-        return "-".join(parts)
-
-    def samples(self, dataset: Dataset) -> list[Sample]:
-        """The questions, broken ones left out (`QuestionSet.bad_samples` counts them)."""
-        whole = [sample for sample in dataset.questions(self.split) if sample.weight]
-        if self.num:
-            whole = sorted(whole, key=lambda sample: stable_hash("evaluate", sample.id))[: self.num]
-        return whole
-
-
 def seen_answers(dataset: Dataset) -> frozenset[str]:
     """Every normalised accepted answer of a training question."""
     return frozenset(
         squad.normalise_answer(answer)
-        for sample in dataset.questions("train")
+        for sample in dataset.questions("train").scan()
         if sample.weight
         for answer in sample.answers
     )
@@ -123,7 +92,7 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction], seen: fr
         ValueError: if predictions and samples are not in the same order.
     """
     scored = []
-    for sample, prediction in zip(samples, predictions, strict=True):
+    for sample, prediction in zip(words_of(samples), predictions, strict=True):
         if sample.id != prediction.id:
             raise ValueError(f"prediction {prediction.id!r} stands where one for {sample.id!r} belongs")
         em = f1 = None
@@ -165,7 +134,7 @@ def predict(
 
 
 def make_row(name: str, scored: Sequence[Scored]) -> dict[str, Any]:
-    """A row of the table, folds pooled or not; intervals resample countries.
+    """A row of the table, folds pooled or not; intervals resample subjects.
 
     ``figures`` has every figure with interval and number of questions (`rag_mm.evaluate.row_scores`).
     """
@@ -197,7 +166,7 @@ def compare(scored: Mapping[str, Sequence[Scored]]) -> list[dict[str, Any]]:
     found = []
     for name, other, metric, kind in COMPARISONS:
         if name in scored and other in scored:
-            a, b = (_by_country(_of_kind(scored[row], kind), metric) for row in (name, other))
+            a, b = (_by_subject(_of_kind(scored[row], kind), metric) for row in (name, other))
             if not (a or b):
                 continue  # no question of this kind
             difference, low, high = paired_bootstrap(a, b, seed=SEED)
@@ -209,10 +178,11 @@ def compare(scored: Mapping[str, Sequence[Scored]]) -> list[dict[str, Any]]:
 
 
 def write(directory: Path, task: str, result: dict[str, Any], scored: Mapping[str, Sequence[Scored]]) -> Path:
-    """Write ``<task>.json`` and ``<task>.predictions.jsonl`` into ``directory``; gives the former's path."""
+    """Write ``<task>.json`` and, if there are rows, ``<task>.predictions.jsonl``; gives the former's path."""
     directory.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(s.record(row), ensure_ascii=False) for row, items in scored.items() for s in items]
-    _replace(directory / f"{task}.predictions.jsonl", "".join(f"{line}\n" for line in lines))
+    if lines:
+        _replace(directory / f"{task}.predictions.jsonl", "".join(f"{line}\n" for line in lines))
     path = directory / f"{task}.json"
     _replace(path, json.dumps(result, ensure_ascii=False, indent=2) + "\n")
     return path
@@ -228,7 +198,7 @@ def _of_kind(scored: Iterable[Scored], kind: str) -> list[Scored]:
     return [s for s in scored if kind in ("all", s.sample.kind)]
 
 
-def _by_country(scored: Iterable[Scored], metric: str) -> dict[str, list[float]]:
+def _by_subject(scored: Iterable[Scored], metric: str) -> dict[str, list[float]]:
     groups: defaultdict[str, list[float]] = defaultdict(list)
     for item in scored:
         value = item.value(metric)
@@ -243,5 +213,5 @@ def _mean(scored: Iterable[Scored], metric: str) -> float | None:
 
 
 def _interval(scored: Iterable[Scored], metric: str) -> list[float] | None:
-    groups = _by_country(scored, metric)
+    groups = _by_subject(scored, metric)
     return list(bootstrap(groups, seed=SEED)[1:]) if groups else None
