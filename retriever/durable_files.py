@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import os
 import shutil
+import time
 from pathlib import Path
+
+LEFT_S = 3600.0  # nobody writes a small file for so long
 
 
 def sha256(path: Path) -> str:
@@ -27,6 +31,8 @@ def sync(path: Path) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Write a small file so that after a crash, or on a full disk, it is whole: the new one or the old one.
 
+    What a process left that was killed in here goes with a later call, when it is ``LEFT_S`` old.
+
     Raises:
         OSError: if it could not be written.
     """
@@ -37,11 +43,20 @@ def replace_text(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        _remove_left(path)
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def _remove_left(path: Path) -> None:
+    now = time.time()
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            if now - left.stat().st_mtime > LEFT_S:
+                left.unlink()
 
 
 def put_folder(temporary: Path, final: Path) -> None:

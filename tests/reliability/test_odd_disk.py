@@ -138,6 +138,20 @@ def test_single_errors_cost_nothing(factbook_dir: Path, tmp_path: Path, shim: Pa
     assert checkpoint.newest_usable(folder) == (8, []) and checkpoint.list_steps(folder) == [6, 8]
 
 
+def test_a_disk_that_is_read_only_for_a_while(factbook_dir: Path, tmp_path: Path, shim: Path):
+    """No checkpoint while it lasts, which is said with what to do; the steps go on, and the next one is there."""
+    options = (*TWO, "--train.steps", "8", "--checkpoint.every_n_steps", "3")
+    right = trained(factbook_dir, tmp_path / "right", *options)
+    folder, plan = tmp_path / "run", ("--parallel.plan", str(tmp_path / "right" / "plan.json"))
+    rules = [f"rank={rank},call=open,path=.step-3.tmp,errno={errno.EROFS}" for rank in (0, 1)]
+    run = start(factbook_dir, folder, *options, *plan, environment=odd(shim, *rules))
+    assert run.end() == 0, run.said
+    assert "A CHECKPOINT COULD NOT BE WRITTEN" in run.said and "Read-only file system" in run.said
+    assert "mount it for writing" in run.said and "Traceback" not in run.said
+    assert metrics(folder) == right
+    assert checkpoint.newest_usable(folder) == (8, []) and checkpoint.list_steps(folder) == [6, 8]
+
+
 def test_reading_a_checkpoint_again_mends_single_errors(factbook_dir: Path, tmp_path: Path, shim: Path):
     folder, options = tmp_path / "run", (*TWO, "--train.steps", "6")
     step = interrupted(factbook_dir, folder, *options)

@@ -67,6 +67,16 @@ def test_a_small_file_is_the_old_or_the_new_one(tmp_path: Path, monkeypatch: pyt
     assert done and seen == {"old", "new"}
 
 
+def test_what_a_killed_writer_left_goes_later_and_nothing_else_does(tmp_path: Path):
+    names = {"old": ".CURRENT.11.tmp", "new": ".CURRENT.12.tmp", "another file's": ".CURRENT2.11.tmp"}
+    for what, name in names.items():
+        (tmp_path / name).write_text("half")
+        if what != "new":
+            os.utime(tmp_path / name, (1e9, 1e9))
+    replace_text(tmp_path / "CURRENT", "7")
+    assert {path.name for path in tmp_path.iterdir()} == {"CURRENT", names["new"], names["another file's"]}
+
+
 def test_a_folder_with_its_name_is_whole_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     final, seen = tmp_path / "step-3", set()
     for number in range(1, 40):
