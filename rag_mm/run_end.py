@@ -56,7 +56,7 @@ def say_end(run_dir: Path, joint: JointStep, collator: Collator, bad_steps: BadS
     embedded = Counter({"questions": joint.truncated, "documents": joint.encoder.featurizer.truncated})
     embedded = functools.reduce(operator.or_, mesh.gather(embedded), Counter())
     for what, count in sorted(embedded.items()):
-        say(f"{what} were truncated {count} times for the retriever ({joint.encoder.featurizer.limit})")
+        say(joint.encoder.featurizer.said_truncated(count, what))
     for bad in (joint.questions.bad, joint.pairs.bad, joint.memory.store.bad):
         for line in bad.report():
             say(line)

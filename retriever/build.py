@@ -30,6 +30,7 @@ from data.bad_data import BadDataError
 from data.command_line import fail, parse
 from data.config import DataConfig
 from data.dataset import Dataset
+from data.document_store import DocumentStore
 from retriever import index as index_files
 from retriever.build_job import BuildJob
 from retriever.config import IndexConfig, RetrieverConfig, encoder_config
@@ -142,6 +143,7 @@ def build_index(
     if old is not None and not touched:
         console.print(f"index {directory}: version {index_files.list_versions(directory)[-1]} is up to date")
         return old
+    before = encoder.featurizer.truncated
     with Progress(
         TextColumn("index"), BarColumn(), MofNCompleteColumn(), TextColumn("documents"), TimeRemainingColumn(),
         console=console, transient=True,
@@ -158,8 +160,7 @@ def build_index(
         index = Index.from_embeddings(embedding, todo, manifest)
     else:
         index = old.replaced(todo, embedding, num_edits=store.num_edits, gone=gone)
-    for line in store.bad.report():
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    _say_what_was_lost(store, encoder, before, console)
     if complaint := store.bad.complaint(max_bad_share, whole=True):
         raise BadDataError(complaint)
     version = index.publish(directory)
@@ -187,6 +188,15 @@ def _usable(
     return index
 
 
+def _say_what_was_lost(store: DocumentStore, encoder: DualEncoder, before: int, console: Console) -> None:
+    """Damaged documents, and texts that were cut off since ``before`` had been."""
+    lines, truncated = store.bad.report(), encoder.featurizer.truncated - before
+    if truncated:
+        lines = [*lines, encoder.featurizer.said_truncated(truncated, "documents")]
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
 def update_index(job: BuildJob, old: Index) -> int:
     """Bring an index of the same weights and store up to the store's last edit; gives the version's number."""
     store, config, directory = job.store, job.config, job.directory
@@ -195,12 +205,11 @@ def update_index(job: BuildJob, old: Index) -> int:
         version = index_files.list_versions(directory)[-1]
         job.console.print(f"index {directory}: version {version} is up to date")
         return version
-    todo = [name for name in touched if name in store]
+    todo, before = [name for name in touched if name in store], job.encoder.featurizer.truncated
     embedding = embed_documents(
         job.encoder, store, todo, image_size=job.image_size, batch_size=config.batch_size
     )  # fmt: skip
-    for line in store.bad.report():
-        job.console.print(line, highlight=False, soft_wrap=True, markup=False)
+    _say_what_was_lost(store, job.encoder, before, job.console)
     index = old.replaced(todo, embedding, num_edits=store.num_edits, gone=set(touched) - set(todo))
     overhead = index.overhead
     if overhead > config.max_overhead:

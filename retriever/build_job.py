@@ -48,7 +48,7 @@ class BuildJob(IndexBuild):
         """Embed and seal a shard. Batches end with it, so that no shard depends on where others begin."""
         rows, step = self.shards.rows(shard), self.config.batch_size
         embedding = numpy.empty((len(rows), self.manifest.dim), dtype=numpy.float32)
-        damaged: dict[str, str] = {}
+        damaged, before = dict[str, str](), self.encoder.featurizer.truncated
         starts = range(rows.start, rows.stop, step)
         with ThreadPoolExecutor(1) as reader:  # reads and decodes the next batch while this one is embedded
             coming = reader.submit(self._read, starts[0], rows.stop)
@@ -60,21 +60,27 @@ class BuildJob(IndexBuild):
                 if found := self.store.bad.found:
                     damaged |= {name: found[name] for name in ids if name in found}
                 advance(len(ids))
-        self.shards.write(shard, embedding, damaged)
+        truncated = self.encoder.featurizer.truncated - before
+        self.shards.write(shard, embedding, damaged, truncated=truncated)
 
     def _read(self, start: int, stop: int) -> tuple[list[str], Features]:
         ids = self._ids[start : min(start + self.config.batch_size, stop)]
         return list(ids), stored_features(self.encoder, self.store, ids, image_size=self.image_size)
 
     def embedded(self) -> None:
-        """Count what all ranks, and jobs before this one, found to be damaged.
+        """Count what all ranks, and jobs before this one, found to be damaged or too long.
 
         Raises:
             BadDataError: more than ``max_bad_share`` are; nothing is published.
         """
+        truncated = 0
         for shard in range(self.shards.num_shards):
-            for name, problem in self.shards.seal(shard)["damaged"].items():
+            seal = self.shards.seal(shard)
+            truncated += seal.get("truncated", 0)
+            for name, problem in seal["damaged"].items():
                 self.store.condemn(name, problem)
+        if truncated:
+            self._say(self.encoder.featurizer.said_truncated(truncated, "documents"))
         self.store.bad.count_all()
         for line in self.store.bad.report():
             self._say(line)

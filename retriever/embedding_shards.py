@@ -46,12 +46,18 @@ class EmbeddingShards:
             return False
 
     def seal(self, shard: int) -> Mapping[str, Any]:
-        """What was written beside a shard: ``sha256`` and ``damaged`` (id to problem)."""
+        """What was written beside a shard: ``sha256``, ``damaged`` (id to problem) and ``truncated``."""
         seal: Mapping[str, Any] = read_json(self._path(shard).with_suffix(".json"))
         return seal
 
-    def write(self, shard: int, embedding: NDArray[numpy.float32], damaged: Mapping[str, str]) -> None:
+    def write(
+        self, shard: int, embedding: NDArray[numpy.float32], damaged: Mapping[str, str], *, truncated: int = 0
+    ) -> None:
         """Finish a shard.
+
+        Args:
+            damaged: documents that were, and why.
+            truncated: how many texts were cut off.
 
         Raises:
             ValueError: a value is not finite, or too large for half precision; names the row.
@@ -69,7 +75,7 @@ class EmbeddingShards:
             os.fsync(file.fileno())
         temporary.replace(path)
         sync(path.parent)
-        seal = {"sha256": hashlib.sha256(text).hexdigest(), "damaged": dict(damaged)}
+        seal = {"sha256": hashlib.sha256(text).hexdigest(), "damaged": dict(damaged), "truncated": truncated}
         replace_text(path.with_suffix(".json"), json.dumps(seal))
 
     def read(self, shard: int) -> NDArray[numpy.float32]:

@@ -40,6 +40,10 @@ class Featurizer:
         own = self.text is not None and self.text.limited_by
         return own or "the text tower's own length"
 
+    def said_truncated(self, count: int, what: str) -> str:
+        """A sentence about texts that were cut off; ``what`` they were."""
+        return f"{what} were truncated {count} times for the retriever ({self.limit})"
+
     def __call__(
         self, texts: Sequence[str], images_N3SS: Tensor, has_image_N: Tensor, *, side: Side | None = None
     ) -> dict[str, Tensor]:

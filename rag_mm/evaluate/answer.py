@@ -190,7 +190,14 @@ class Answerer:
         context["document_embedding"] = torch.cat([item.document_kE for item in found])
         answers, cut = self._texts(samples, context), self._truncated(samples, read, context)
         return [
-            Prediction(sample.id, answer, item.ids, item.scores, len(item.read), truncated)
+            Prediction(
+                sample.id,
+                answer,
+                item.ids,
+                item.scores,
+                len(item.read),
+                (*truncated, *(["questions for the retriever"] * item.truncated)),
+            )
             for sample, answer, item, truncated in zip(samples, answers, found, cut, strict=True)
         ]
 

@@ -16,7 +16,8 @@ class Prediction:
         document_ids: best first; empty where nothing was retrieved.
         scores: of these documents, query.document.
         num_read: how many of them the reader read.
-        truncated: a word for each text that was cut off: questions, documents, candidates.
+        truncated: a word for each text that was cut off: questions, documents, candidates, questions for the
+            retriever.
     """
 
     id: str

@@ -40,12 +40,14 @@ class Found:
         scores: query.document of each, or BM25's.
         query_E: embedding of the question.
         document_kE: embeddings of the documents that the reader reads; zeros (1, E) for a closed book.
+        truncated: whether the question was cut off for the retriever.
     """
 
     ids: tuple[str, ...]
     scores: tuple[float, ...]
     query_E: Tensor
     document_kE: Tensor
+    truncated: bool = False
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -79,9 +81,15 @@ class Retrieval:
         """For the questions of one block; all ranks of a replica call it."""
         encoder, size = self.layout.encoder, self.config.data.image_size
         image, has_image = self.collator.images([s.image for s in samples])
-        query = self.layout.embed(encoder.features([s.question for s in samples], image, has_image, side="query"))
+        before = encoder.featurizer.truncated
+        features = encoder.features([s.question for s in samples], image, has_image, side="query")
+        cut = [False] * len(samples)
+        if encoder.featurizer.truncated > before:
+            cut = [self._is_cut(sample.question) for sample in samples]
+        query = self.layout.embed(features)
         if documents == "none":
-            return [Found((), (), row, torch.zeros(1, query.shape[1])) for row in query]
+            blank = torch.zeros(1, query.shape[1])
+            return [Found((), (), row, blank, own) for row, own in zip(query, cut, strict=True)]
         ids, scores = self._search(samples, query, documents)
         names = [row[: self.config.retriever.k] for row in ids]
         unique = sorted({name for row in names for name in row})
@@ -92,9 +100,15 @@ class Retrieval:
         if scores is None:
             scores = [(document @ row).tolist() for row, document in zip(query, read, strict=True)]
         return [
-            Found(tuple(own), tuple(score), row, document)
-            for own, score, row, document in zip(ids, scores, query, read, strict=True)
+            Found(tuple(own), tuple(score), row, document, is_cut)
+            for own, score, row, document, is_cut in zip(ids, scores, query, read, cut, strict=True)
         ]
+
+    def _is_cut(self, question: str) -> bool:
+        encoder, size = self.layout.encoder, self.config.data.image_size
+        before = encoder.featurizer.truncated
+        encoder.features([question], torch.ones(1, 3, size, size), torch.zeros(1), side="query")
+        return encoder.featurizer.truncated > before
 
     def _search(
         self, samples: Sequence[Sample], query: Tensor, documents: Documents
