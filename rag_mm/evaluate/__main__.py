@@ -41,8 +41,7 @@ from rag_mm.evaluate.questions import QuestionsConfig
 from rag_mm.evaluate.report import write_report
 from rag_mm.evaluate.rows import ROWS, check_rows, row_of
 from rag_mm.evaluate.table import comparison_lines, field_table, result_table
-from rag_mm.evaluate.task_scores import find_tasks, task_tables
-from rag_mm.evaluate.tasks.image_text import ImageText
+from rag_mm.evaluate.task_scores import OF_TOWERS, find_tasks, task_tables
 from rag_mm.evaluate.tasks.task import Task
 
 DESCRIPTION = (
@@ -63,9 +62,9 @@ class EvaluateConfig:
         rows: rows of the table, comma-separated; empty: the run's own and all that need no other run; none: no question
             is asked, only the towers are scored (--tasks image_text and its like).
         num: only that many questions, chosen by a hash of their ids; 0: all.
-        tasks: rules that the answers are scored by as well, comma-separated: qa, kilt, vqa, okvqa, infoseek, retrieval,
-            or package.module:Class; and of the towers, by the pairs of the split: image_text, coco_5k, coco_1k,
-            flickr30k_1k.
+        tasks: rules that the answers are scored by as well, comma-separated: qa, kilt, vqa, okvqa, infoseek, captions,
+            retrieval, or package.module:Class; and of the towers: image_text, coco_5k, coco_1k, flickr30k_1k (by the
+            pairs of the split), zero_shot (its picture questions; answers are the classes).
         depth: documents that are searched for with each question, at least 4; the reader reads retriever.k of them.
         json: copy the result there as well (of --ask and --compare: write it there); "-" prints it instead of a
             table.
@@ -278,7 +277,7 @@ def _rows_of(run: Run, config: EvaluateConfig, tasks: Sequence[Task[Any, Any]]) 
 
     None if the towers alone are scored: because --rows says so, or because the split has pairs and no questions.
     """
-    asked, of_towers = check_rows(config.row_names, where="--rows"), [isinstance(task, ImageText) for task in tasks]
+    asked, of_towers = check_rows(config.row_names, where="--rows"), [isinstance(task, OF_TOWERS) for task in tasks]
     if config.rows.strip() == NO_ROWS:
         if not all(of_towers):
             raise ValueError(f"--rows is none, but --tasks {config.tasks} scores answers")

@@ -24,18 +24,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from data.command_line import dump
 from data.dataset import Dataset
 from rag_mm import checkpoint
-from rag_mm.evaluate import image_text
 from rag_mm.evaluate import scored as judged
 from rag_mm.evaluate.answer import Answerer, Run
 from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.evaluate.finished import Finished, open_finished
 from rag_mm.evaluate.questions import Questions, QuestionsConfig
 from rag_mm.evaluate.row_scores import DEFINITIONS, INTERVAL
-from rag_mm.evaluate.rows import ROWS, row_of
+from rag_mm.evaluate.rows import ROWS
 from rag_mm.evaluate.scored import Scored
-from rag_mm.evaluate.task_scores import references_by_task, score_pools, score_tasks
-from rag_mm.evaluate.tasks.image_text import ImageText
+from rag_mm.evaluate.task_scores import OF_TOWERS, references_by_task, score_tasks
 from rag_mm.evaluate.tasks.task import Task
+from rag_mm.evaluate.tower_tasks import TowerTasks
 from rag_mm.launch import only_one
 from retriever.index import Index, list_versions
 
@@ -84,24 +83,21 @@ def evaluate_run(
         which: questions are asked; none if there are no rows.
         decoding: by default the one that the run's configuration names.
         interrupt: asked after each batch whether to stop.
-        tasks: that the answers are scored by as well (`rag_mm.evaluate.task_scores`), or the towers, by the pairs of
-            the split (`rag_mm.evaluate.image_text`).
+        tasks: that the answers are scored by as well (`rag_mm.evaluate.task_scores`), or the run's towers
+            (`rag_mm.evaluate.tower_tasks`).
 
     Raises:
         ValueError: if there are no questions, or not such as ``tasks`` score, the memory is smaller than
             ``retriever.k``, or another process evaluates this run.
         Interrupted: the same call goes on.
     """
-    pool_tasks = [task for task in tasks if isinstance(task, ImageText)]
-    answer_tasks = [task for task in tasks if not isinstance(task, ImageText)]
+    tower_tasks = [task for task in tasks if isinstance(task, OF_TOWERS)]
+    answer_tasks = [task for task in tasks if not isinstance(task, OF_TOWERS)]
     if rows or answer_tasks:
         require_questions(run.dataset, which.split)  # before the memory is embedded, which may take hours
     questions = which.of(run.dataset)
     references = references_by_task(answer_tasks, questions.words) if answer_tasks else {}
-    pool = None
-    if pool_tasks:
-        image_text.check_space(run)
-        pool = image_text.make_pool(run.dataset, which.split, pool_tasks)
+    towers = TowerTasks(run, tower_tasks, which.split, questions) if tower_tasks else None
     decoding, directory = decoding or run.config.evaluate, run.directory / "eval"
     first = run.layout.mesh.is_first
     with only_one(directory) if first else contextlib.nullcontext():
@@ -117,8 +113,9 @@ def evaluate_run(
             interrupt=interrupt,
         )  # fmt: skip
         by_task: dict[str, Any] = {}
-        if pool is not None:
-            by_task |= _pool_tasks(run, pool, pool_tasks, which, finished, console=console, interrupt=interrupt)
+        if towers is not None:
+            with progress(console, "embed pictures and texts", towers.num_rows, "rows") as advance:
+                by_task |= towers.scored(finished.directory, directory, progress=advance, interrupt=interrupt)
         header = describe_data(run.dataset, questions, split=which.split)
         header |= {"run_dir": str(run.directory), "step": run.step, "steps": run.config.train.steps}
         header["index"] = describe_index(run, index)
@@ -136,28 +133,6 @@ def evaluate_run(
             finished.remove()
         run.layout.mesh.barrier()
     return evaluated
-
-
-def _pool_tasks(
-    run: Run,
-    pool: image_text.Pool,
-    tasks: Sequence[ImageText],
-    which: QuestionsConfig,
-    finished: Finished,
-    *,
-    console: Console,
-    interrupt: Callable[[], bool] | None,
-) -> dict[str, Any]:
-    """What image-text tasks say of the run's towers, on the first rank, which writes the embeddings as well."""
-    with progress(console, "embed pictures and texts", pool.num_rows, "rows") as advance:
-        made = image_text.embed_pool(
-            run, pool, which.split, finished.directory, progress=advance, interrupt=interrupt
-        )  # fmt: skip
-    if made is None:
-        return {}
-    similarities, notes = made
-    image_text.write_embeddings(run.directory / "eval" / f"{which.split}.image_text.npz", similarities)
-    return score_pools(tasks, pool.references, similarities, row=row_of(run.config), notes=notes)
 
 
 def require_questions(dataset: Dataset, split: str) -> None:

@@ -25,9 +25,10 @@ from rag_mm.evaluate.rows import ROWS
 from rag_mm.evaluate.scored import Scored
 from rag_mm.evaluate.tasks import registry
 from rag_mm.evaluate.tasks.image_text import ImageText
-from rag_mm.evaluate.tasks.image_text_files import Similarities
-from rag_mm.evaluate.tasks.task import Aligned, Task, align
+from rag_mm.evaluate.tasks.task import Task, align
+from rag_mm.evaluate.tasks.zero_shot import ZeroShot
 
+OF_TOWERS = (ImageText, ZeroShot)  # of a run's towers, not of its answers
 FETCHED = 1024  # documents read at once
 
 
@@ -40,12 +41,12 @@ def find_tasks(names: Iterable[str]) -> list[Task[Any, Any]]:
     found: list[Task[Any, Any]] = []
     for name in names:
         task = registry.make(name, {})
-        if isinstance(task, ImageText):  # of a run's towers, not of its answers
+        if isinstance(task, OF_TOWERS):
             found.append(task)
             continue
         if type(task).predictions_of is Task.predictions_of or type(task).references_of is Task.references_of:
             able = [n for n, t in registry.TASKS.items() if t.predictions_of is not Task.predictions_of]
-            able += [n for n, t in registry.TASKS.items() if issubclass(t, ImageText)]
+            able += [n for n, t in registry.TASKS.items() if issubclass(t, OF_TOWERS)]
             raise ValueError(
                 f"--tasks names {name}, which is scored from files (python -m rag_mm.evaluate.score --task {name}); "
                 f"a run is scored by: {', '.join(able)}"
@@ -93,22 +94,11 @@ def score_tasks(
     return found
 
 
-def score_pools(
-    tasks: Sequence[ImageText],
-    references: Mapping[str, tuple[str, ...]],
-    similarities: Similarities,
-    *,
-    row: str,
-    notes: Sequence[str],
-) -> dict[str, Any]:
-    """The same of a run's towers, whose row is ``row``; ``notes`` are of the embeddings."""
-    found = {}
-    for task in tasks:
-        scores = task.score(Aligned(references, {"": similarities}))
-        scores = dataclasses.replace(scores, notes=(*scores.notes, *notes))
-        definitions = {metric.name: metric.definition for metric in scores.metrics}
-        found[task.name] = {"about": task.about, "rows": {row: _row(scores)}, "definitions": definitions}
-    return found
+def of_towers(task: Task[Any, Any], scores: Scores, *, row: str, notes: Sequence[str]) -> dict[str, Any]:
+    """The same of a task that a run's towers were scored by, whose row is ``row``; ``notes`` are of the embeddings."""
+    scores = dataclasses.replace(scores, notes=(*scores.notes, *notes))
+    definitions = {metric.name: metric.definition for metric in scores.metrics}
+    return {"about": task.about, "rows": {row: _row(scores)}, "definitions": definitions}
 
 
 def task_tables(tasks: Mapping[str, Any]) -> list[Table]:

@@ -6,14 +6,17 @@ scored, so leaving references out changes every score; a picture without caption
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, get_args
 
 import numpy
 
+from data.document import Document
+from data.samples import Pair, Sample
 from rag_mm.evaluate.metric import OfSums, Scores, mean
+from rag_mm.evaluate.prediction import Prediction, answers_of
 from rag_mm.evaluate.prediction_files import FileError, Record, by_id, is_jsonl, read_json, read_jsonl
 from rag_mm.evaluate.scoring.caption_tokens import Tokenizer, tokenize
 from rag_mm.evaluate.scoring.captions import BLEU_COLUMNS, bleu_counts, bleu_of_sums, cider_d, rouge_l
@@ -55,6 +58,16 @@ class Captions(Task[str, tuple[str, ...]]):
     def read_predictions(self, path: Path) -> dict[str, str]:
         records = read_jsonl(path) if is_jsonl(path) else iter(read_json(path).array("", "annotations"))
         return by_id(((r.id(*IDS), r, r.text("caption", "text")) for r in records), what="predictions")
+
+    def references_of(self, items: Iterable[Sample | Pair]) -> dict[str, tuple[str, ...]]:
+        """The accepted answers of questions with a picture, which are its captions."""
+        found = {s.id: s.answers for s in items if isinstance(s, Sample) and s.weight and s.kind == "picture"}
+        if not found:
+            raise ValueError("no question is about a picture")
+        return found
+
+    def predictions_of(self, predictions: Iterable[Prediction], documents: Mapping[str, Document]) -> dict[str, str]:
+        return answers_of(predictions)
 
     def ask(self, key: str, reference: tuple[str, ...]) -> Question:
         return Question(key, "", key)

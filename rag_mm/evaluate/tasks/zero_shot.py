@@ -6,13 +6,14 @@ one is pessimistic about ties; from a list it is the place in the list; a single
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy
 
+from data.samples import Pair, Sample
 from rag_mm.evaluate.metric import MeanOverClasses, Scores
 from rag_mm.evaluate.prediction_files import Record, by_id, is_jsonl, read_json, read_jsonl
 from rag_mm.evaluate.scoring.zero_shot import TEMPLATES, prompts
@@ -75,6 +76,11 @@ class ZeroShot(ExampleTask[Guess, str]):
 
     def read_predictions(self, path: Path) -> dict[str, Guess]:
         return by_id(((r.id(*IDS), r, _guess(r)) for r in _records(path)), what="predictions")
+
+    def references_of(self, items: Iterable[Sample | Pair]) -> dict[str, str]:
+        """The first accepted answer of every question about a picture (``words`` may leave the picture out)."""
+        pictured = (s for s in items if isinstance(s, Sample) and s.weight and s.kind == "picture" and s.answers)
+        return {s.id: s.answers[0] for s in pictured}
 
     def ask(self, key: str, reference: str) -> Question:
         """The picture alone; candidates are class names, to be put into `templates`."""

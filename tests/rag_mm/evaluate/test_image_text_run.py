@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from rich.console import Console
 
 from data import prepare
 from data.indexing import main as index_shards
-from rag_mm.evaluate import image_text, score
+from rag_mm.evaluate import image_text, score, tower_rows
 from rag_mm.evaluate.__main__ import main
-from rag_mm.evaluate.answer import Interrupted, load_run
+from rag_mm.evaluate.answer import Interrupted, Run, load_run
 from rag_mm.evaluate.evaluation import evaluate_run
 from rag_mm.evaluate.layout import LayoutConfig
 from rag_mm.evaluate.questions import QuestionsConfig
@@ -138,7 +139,7 @@ def test_no_layout_moves_a_bit(name: str, run_dir: Path, whole: tuple[bytes, dic
 
 
 def evaluate_in_small_parts(run_dir: Path, parallel: LayoutConfig) -> None:
-    image_text.PART = 64  # so that there would be several, were there more rows
+    tower_rows.PART = 64  # so that there would be several, were there more rows
     evaluate(run_dir, parallel)
 
 
@@ -147,19 +148,24 @@ def test_what_is_embedded_is_not_embedded_again(
 ):
     """Stopped after two parts of pictures, a third half written; then on."""
     shutil.rmtree(run_dir / "eval")
-    monkeypatch.setattr(image_text, "BLOCK", 4)
-    monkeypatch.setattr(image_text, "PART", 4)
+    monkeypatch.setattr(tower_rows, "BLOCK", 4)
+    monkeypatch.setattr(tower_rows, "PART", 4)
     asked = iter([False, True])
     with pytest.raises(Interrupted, match="what is embedded is safe"):
         evaluate(run_dir, LayoutConfig(), interrupt=lambda: next(asked))
     folder = run_dir / "eval" / ".test.unfinished"
     assert sorted(path.name for path in folder.glob("*.npz")) == ["images-000000000.npz", "images-000000004.npz"]
     (folder / ".images-000000008.npz.tmp").write_bytes(b"half")
-    embedded: list[str] = []
-    embed = image_text._embed_pictures
-    monkeypatch.setattr(image_text, "_embed_pictures", lambda run, ids: embedded.extend(ids) or embed(run, ids))
+    embedded: list[int] = []
+    embed = image_text.embed_pictures
+
+    def counting(run: Run, images: Sequence[bytes | None], **options: Any) -> tower_rows.Embedded:
+        embedded.append(len(images))
+        return embed(run, images, **options)
+
+    monkeypatch.setattr(image_text, "embed_pictures", counting)
     evaluate(run_dir, LayoutConfig())
-    assert embedded == ["108"]
+    assert embedded == [1]  # the ninth picture
     result, arrays = files(run_dir)
     assert numpy.allclose(arrays["image_embeddings"], whole[1]["image_embeddings"], atol=1e-6)
     figures, right = (json.loads(text)["tasks"] for text in (result, whole[0]))
