@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from rag_mm import checkpoint
 from rag_mm.background_refresh import BackgroundRefresh, Pending
 from rag_mm.checkpoint import DamagedCheckpointError
@@ -22,7 +25,8 @@ from rag_mm.memory import Memory
 from rag_mm.mesh import Mesh
 from rag_mm.saver import Saver
 from rag_mm.step import JointStep
-from rag_mm.towers import Towers
+from rag_mm.towers import Towers, embed_all
+from retriever.approximate import question_features
 
 
 class IndexUpkeep:
@@ -167,7 +171,23 @@ class IndexUpkeep:
     def _refresh(self, step: int) -> None:
         named, probe = self._named("index_version"), self.joint.probe(step)
         k, say = self.config.retriever.k, self._say
-        self.memory.refresh(self.towers, step=step, probe_BE=probe, k=k, named=named, say=say)
+        self.memory.refresh(
+            self.towers, step=step, probe_BE=probe, k=k, named=named, tuning_QE=self.tuning(), say=say
+        )  # fmt: skip
+
+    def tuning(self) -> Tensor | None:
+        """Training questions, embedded, that an index which is not exact is tuned with; None if there are too few."""
+        config, dataset = self.config, self.joint.dataset
+        if config.index.train_factory == "Flat":
+            return None
+        parts = [
+            embed_all(self.towers, dict(features))
+            for features in question_features(
+                self.towers.encoder, dataset, count=config.index.recall_queries, image_size=config.data.image_size,
+                batch_size=config.index.batch_size,
+            )
+        ]  # fmt: skip
+        return torch.cat(parts) if parts else None
 
     def _named(self, what: Literal["index_version", "refresh"]) -> set[int]:
         """Steps of the index versions or of the snapshots that checkpoints name, the one being written as well.

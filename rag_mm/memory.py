@@ -16,6 +16,7 @@ from data.document_store import Document, DocumentStore
 from rag_mm.mesh import Mesh
 from rag_mm.towers import Towers
 from retriever import index as index_files
+from retriever.approximate import approximate
 from retriever.embed import embed_documents, make_manifest
 from retriever.index import Index
 from retriever.sharded import ShardedIndex, load_sharded
@@ -27,6 +28,9 @@ class Memory:
 
     Args:
         sharded: each rank holds a part of the index.
+        factory: kind of the index (`retriever.approximate.kind_of`).
+        recall: what a search of a kind that is not exact must reach.
+        recall_queries: with how many vectors that is measured where there are no questions for it.
         wait_s: longest wait for files that another rank wrote, which may be seen late on a disk that machines share.
 
     Attributes:
@@ -45,9 +49,13 @@ class Memory:
         batch_size: int,
         keep: int,
         sharded: bool = False,
+        factory: str = "Flat",
+        recall: float = 0.95,
+        recall_queries: int = 256,
         wait_s: float = 0.0,
     ) -> None:
         self.sharded, self.wait_s = sharded, wait_s
+        self.factory, self.recall, self.recall_queries = factory, recall, recall_queries
         self.store, self.directory, self.mesh = store, directory, mesh
         self.image_size, self.batch_size, self.keep = image_size, batch_size, keep
         self.version: int | None = None
@@ -62,12 +70,14 @@ class Memory:
         probe_BE: Tensor | None,
         k: int,
         named: set[int],
+        tuning_QE: Tensor | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Embed the whole memory with the towers, each rank its share, and search it from now on (a collective).
 
         Args:
             probe_BE: queries on which old and new version are compared.
+            tuning_QE: queries that recall is measured with, if the index is not exact; without them vectors of its own.
             named: versions that checkpoints name and that must be kept.
             say: told that the version is written once more.
         """
@@ -75,7 +85,10 @@ class Memory:
         manifest = make_manifest(towers.encoder, self.store, image_size=self.image_size, weights=weights)
         batches, new = self._embedded(towers), None
         if self.mesh.is_first:
-            new = Index.from_batches(batches, self.store.ids, manifest)
+            new = approximate(
+                Index.from_batches(batches, self.store.ids, manifest), self.factory, query_QE=tuning_QE,
+                num_queries=self.recall_queries, recall=self.recall,
+            )  # fmt: skip
         else:
             for _ in batches:  # each is a collective
                 pass

@@ -62,6 +62,7 @@ class Trainer:
         self.memory = Memory(
             self.dataset.store, self.run_dir / "index", self.mesh, image_size=config.data.image_size,
             batch_size=config.index.batch_size, keep=config.index.keep_versions, sharded=config.index.sharded,
+            factory=config.index.train_factory, recall=config.index.recall, recall_queries=config.index.recall_queries,
             wait_s=config.checkpoint.visible_s,
         )  # fmt: skip
         plans = RunPlans(config, self.mesh, resumes=self.resume_from is not None, say=self._say)

@@ -9,12 +9,12 @@ import numpy
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from torch import Tensor
 
 from data.bad_data import BadDataError
 from data.dataset import Dataset
+from retriever.approximate import question_features
 from retriever.config import IndexConfig
-from retriever.embed import make_manifest, pictures, stored_features
+from retriever.embed import make_manifest, stored_features
 from retriever.encoder import DualEncoder, Features
 from retriever.index_build import IndexBuild
 from retriever.ranks import Ranks
@@ -90,15 +90,11 @@ class BuildJob(IndexBuild):
     @torch.no_grad()
     def queries(self) -> NDArray[numpy.float32]:
         """What recall is measured with: questions of training, or documents where there are few questions."""
-        questions, wanted = self.dataset.questions("train"), self.config.recall_queries
-        if len(questions) < wanted:
-            return self.shards.sample(wanted)
-        places = numpy.linspace(0, len(questions) - 1, num=wanted).astype(int).tolist()
-        parts: list[Tensor] = []
-        for start in range(0, wanted, self.config.batch_size):
-            samples = questions.read(places[start : start + self.config.batch_size])
-            image, has_image = pictures(
-                [s.image for s in samples], self.image_size, transform=self.encoder.image_transform, broken={}
+        wanted = self.config.recall_queries
+        parts = [
+            self.encoder(features)
+            for features in question_features(
+                self.encoder, self.dataset, count=wanted, image_size=self.image_size, batch_size=self.config.batch_size
             )
-            parts.append(self.encoder(self.encoder.features([s.question for s in samples], image, has_image)))
-        return torch.cat(parts).float().numpy()
+        ]
+        return torch.cat(parts).float().numpy() if parts else self.shards.sample(wanted)

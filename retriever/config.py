@@ -172,11 +172,13 @@ class IndexConfig:
         keep_versions: published versions kept besides those that a checkpoint names.
         device: where evaluation searches: cpu, gpu (refused where faiss cannot), or auto (gpu where faiss can, and
             said where there is one that it cannot use). Scores of a GPU are rounded in another way. The index of
-            training, exact and in step with checkpoints, stays on the CPU.
+            training, in step with checkpoints, stays on the CPU.
         factory: kind of the index that the build job makes, as a faiss factory string (Flat, "HNSW32,Flat",
             "IVF4096,SQfp16", "OPQ64,IVF65536_HNSW32,PQ64", ...); auto: by the number of documents.
-        recall: share of the exact ten best that a search must find (0 to 1); the build job measures how hard it must
-            search for that.
+        train_factory: the same of the index that training makes in memory and searches: Flat is exact, and quick
+            enough for some hundred thousand documents.
+        recall: share of the exact ten best that a search must find (0 to 1); how hard it must search for
+            that is measured when the index is made.
         recall_queries: questions of training that this is tuned and measured with, half of them each.
         shard_size: documents whose embeddings are one file, which a killed build job does not make again.
         max_overhead: share of deleted and later added documents beyond which the build job compacts an index that
@@ -194,17 +196,20 @@ class IndexConfig:
     keep_versions: int = 2
     device: Literal["auto", "cpu", "gpu"] = "cpu"
     factory: str = "auto"
+    train_factory: str = "Flat"
     recall: float = 0.95
     recall_queries: int = 256
     shard_size: int = 65536
     max_overhead: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.factory != "auto" and not re.fullmatch(FACTORIES, self.factory):
-            raise ValueError(
-                f"index.factory is {self.factory!r}; allowed are auto, Flat, HNSWn,Flat, and lists: an optional OPQn "
-                "or PCAn, then IVFn or IVFn_HNSWn, then Flat, SQfp16, SQ8 or PQn (such as OPQ64,IVF65536_HNSW32,PQ64)"
-            )
+        for name in ("factory", "train_factory"):
+            value = getattr(self, name)
+            if value != "auto" and not re.fullmatch(FACTORIES, value):
+                raise ValueError(
+                    f"index.{name} is {value!r}; allowed are auto, Flat, HNSWn,Flat, and lists: an optional OPQn or "
+                    "PCAn, then IVFn or IVFn_HNSWn, then Flat, SQfp16, SQ8 or PQn (such as OPQ64,IVF65536_HNSW32,PQ64)"
+                )
         for name in ("recall", "max_overhead"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"index.{name} is {getattr(self, name)}; it must be from 0 to 1")

@@ -15,14 +15,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from data.command_line import fail, parse
 from data.config import DataConfig
 from data.dataset import Dataset
 from retriever import index as index_files
+from retriever.approximate import approximate, question_features
 from retriever.build import fresh_encoder
 from retriever.config import IndexConfig, RetrieverConfig, encoder_config
 from retriever.embed import embed_documents, make_manifest
+from retriever.encoder import DualEncoder
 from retriever.index import Index
 from retriever.shared_disk import twice
 from retriever.weights import load_weights
@@ -76,8 +79,24 @@ def reembed(config: ReembedConfig) -> None:
         for start in range(0, len(ids), size)
     )
     index = Index.from_batches(batches, ids, manifest)
+    if config.index.train_factory != "Flat":
+        index = approximate(
+            index, config.index.train_factory, query_QE=_questions(encoder, dataset, config),
+            num_queries=config.index.recall_queries, recall=config.index.recall,
+        )  # fmt: skip
     what = f"index version {config.version}"
     twice(lambda: index.publish(config.index.dir, version=config.version), what=what, say=_say)
+
+
+@torch.no_grad()
+def _questions(encoder: DualEncoder, dataset: Dataset, config: ReembedConfig) -> Tensor | None:
+    """Embeddings of the training questions that an index which is not exact is tuned with."""
+    features = question_features(
+        encoder, dataset, count=config.index.recall_queries, image_size=config.data.image_size,
+        batch_size=config.index.batch_size,
+    )  # fmt: skip
+    parts = [encoder(part) for part in features]
+    return torch.cat(parts) if parts else None
 
 
 def _say(line: str) -> None:
