@@ -13,10 +13,19 @@ from rag_mm.evaluate.__main__ import main
 from rag_mm.evaluate.answer import Prediction, Run
 from rag_mm.evaluate.scored import score
 from rag_mm.evaluate.task_scores import find_tasks, references_by_task, score_tasks
+from rag_mm.evaluate.tasks.captions import Captions
 from rag_mm.evaluate.tasks.infoseek import InfoSeek
 from rag_mm.evaluate.tasks.kilt import Kilt
 from rag_mm.evaluate.tasks.task import Task, align
 from rag_mm.evaluate.tasks.vqa import Vqa
+
+
+class FromFiles(Captions):
+    """A task of a user's own that knows files only."""
+
+    name = "from_files"
+    references_of = Task.references_of
+    predictions_of = Task.predictions_of
 
 
 def question(key: str, accepted: tuple[str, ...], *, gold: tuple[str, ...] = (), **meta: Any) -> Sample:
@@ -126,7 +135,7 @@ def test_the_command(run: Run, result: dict[str, Any]) -> None:
 def test_mistakes_are_one_sentence(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     start = ["--run-dir", str(run.directory), "--num", "2"]
     for options, message in (
-        (["--tasks", "captions"], "--tasks names captions, which is scored from files"),
+        (["--tasks", f"{__name__}:FromFiles"], "FromFiles, which is scored from files"),
         (["--tasks", "qaa"], "did you mean qa?"),
         (["--tasks", "kilt"], "these questions are none of its: questions:0 "),
         (["--report", str(run.directory)], "which is a folder; name a file"),

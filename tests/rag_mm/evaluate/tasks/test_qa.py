@@ -217,7 +217,7 @@ def test_what_a_run_answered_is_a_prediction_file_without_a_file() -> None:
         "em": 1.0, "f1": 1.0, "answer_recall@1": 0.0, "answer_recall@2": 1.0, "answer_recall_substring@1": 0.0,
         "answer_recall_substring@2": 1.0, "hit@1": 0.0, "hit@2": 1.0,
     }  # fmt: skip
-    with pytest.raises(ValueError, match="task captions takes no references from a prepared data set"):
+    with pytest.raises(ValueError, match="no question is about a picture"):
         Captions().references_of(samples)
 
 
