@@ -77,7 +77,7 @@ class Answerer:
         self.layout = layout or Layout.whole(model)
         self.decoding = decoding or config.evaluate
         self.batch_size = batch_size or self.decoding.batch_size
-        weights = self.layout.weights_hash()
+        weights = self.layout.document_hash()
         if index is not None:
             needed = make_manifest(model.encoder, dataset.store, image_size=config.data.image_size, weights=weights)
             index.manifest.check(needed, where="hand")

@@ -28,7 +28,7 @@ from rag_mm.mesh import Mesh
 from rag_mm.model import Model
 from rag_mm.reader.fusion import answering_program
 from rag_mm.tower_program import EMBEDDING, buffers_here, saved_buffers, tower_program
-from retriever.embed import combined_hash, document_hash, stored_features, tensor_hashes
+from retriever.embed import document_hash, stored_features, tensor_hashes
 from retriever.encoder import DualEncoder, EncoderSide, Features
 
 
@@ -119,10 +119,6 @@ class Layout:
         """What this rank holds, under the names it has in checkpoints; writing to them changes the model."""
         reader = {f"reader.{name}": p.detach() for name, p in self.reader.parameters_here.items()}
         return reader | {f"retriever.{name}": tensor for name, tensor in self._encoder_here.items()}
-
-    def weights_hash(self) -> str:
-        """Of the retriever's weights, the same on every rank (a collective where they are spread)."""
-        return combined_hash(self._hashes())
 
     def document_hash(self) -> str:
         """Of the weights that documents are embedded with (a collective where they are spread)."""
