@@ -23,15 +23,15 @@ from rich.console import Console
 from data.command_line import fail, parse
 from data.dataset import Dataset
 from rag_mm.config import Config
-from rag_mm.evaluate import scored as judged
+from rag_mm.evaluate import judging
 from rag_mm.evaluate.answer import load_run
 from rag_mm.evaluate.evaluation import describe_data, evaluate_run, score_rows
+from rag_mm.evaluate.judging import Scored
 from rag_mm.evaluate.overrides import config_file, flags, replaced
 from rag_mm.evaluate.questions import QuestionsConfig
 from rag_mm.evaluate.report import write_report
 from rag_mm.evaluate.row_scores import DEFINITIONS, INTERVAL
 from rag_mm.evaluate.rows import ROWS, USUAL_ROWS, check_rows, runs_needed
-from rag_mm.evaluate.scored import Scored
 from rag_mm.evaluate.table import comparison_lines, field_table, markdown, result_table
 from rag_mm.evaluate.training_jobs import Job, JobsEnded, run_jobs
 
@@ -168,7 +168,7 @@ class Experiment:
             self.headers[row, fold] = evaluated.header
             self._add("evaluate", row, time.perf_counter() - started)
             if self.config.jobs > 1:
-                em = [f"{name} EM {judged.make_row(name, evaluated.scored[name])['em']:.3f}" for name in names]
+                em = [f"{name} EM {judging.make_row(name, evaluated.scored[name])['em']:.3f}" for name in names]
                 self.console.print(f"{job.name}: evaluated, {', '.join(em)}", highlight=False)
 
         run_jobs(jobs, at_once=self.config.jobs, console=self.console, done=done)
@@ -183,8 +183,8 @@ class Experiment:
             for dataset in (Dataset.of(dataclasses.replace(self.config.data, fold=fold)) for fold in folds)
         ]
         result: dict[str, Any] = {
-            "rows": [judged.make_row(name, items) for name, items in scored.items()],
-            "comparisons": judged.compare(scored),
+            "rows": [judging.make_row(name, items) for name, items in scored.items()],
+            "comparisons": judging.compare(scored),
             "definitions": DEFINITIONS,
             "intervals": INTERVAL,
             **described[0],
@@ -200,10 +200,10 @@ class Experiment:
         }
         if len(folds) > 1:
             result["rows_by_fold"] = {
-                str(fold): [judged.make_row(name, self.scored[name, fold]) for name in names] for fold in folds
+                str(fold): [judging.make_row(name, self.scored[name, fold]) for name in names] for fold in folds
             }
         directory = Path(self.config.out) / "eval"
-        path = judged.write(directory, self.which.name, result, scored)
+        path = judging.write(directory, self.which.name, result, scored)
         (directory / f"{self.which.name}.md").write_text(markdown(result), encoding="utf-8")
         return Outcome(result, scored, path, self.seconds)
 

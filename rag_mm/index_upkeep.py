@@ -27,6 +27,8 @@ from rag_mm.saver import Saver
 from rag_mm.step import JointStep
 from rag_mm.towers import Towers, embed_all
 from retriever.approximate import question_features
+from retriever.features import Featurizer
+from retriever.sizing import kind_of
 
 
 class IndexUpkeep:
@@ -177,14 +179,15 @@ class IndexUpkeep:
 
     def tuning(self) -> Tensor | None:
         """Training questions, embedded, that an index which is not exact is tuned with; None if there are too few."""
-        config, dataset = self.config, self.joint.dataset
-        if config.index.train_factory == "Flat":
+        config, encoder, count = self.config, self.towers.encoder, len(self.memory.store)
+        if kind_of(config.index.train_factory, count, encoder.dim) == "Flat":
             return None
+        own = Featurizer(encoder.config)  # the encoder's counts what is cut off of documents
         parts = [
             embed_all(self.towers, dict(features))
             for features in question_features(
-                self.towers.encoder, dataset, count=config.index.recall_queries, image_size=config.data.image_size,
-                batch_size=config.index.batch_size,
+                own, self.joint.dataset, count=config.index.recall_queries, image_size=config.data.image_size,
+                image_transform=encoder.image_transform, batch_size=config.index.batch_size,
             )
         ]  # fmt: skip
         return torch.cat(parts) if parts else None

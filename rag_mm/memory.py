@@ -19,6 +19,7 @@ from retriever import index as index_files
 from retriever.approximate import approximate
 from retriever.embed import embed_documents, make_manifest
 from retriever.index import Index
+from retriever.recall import complaint
 from retriever.sharded import ShardedIndex, load_sharded
 from retriever.shared_disk import patiently, twice
 
@@ -28,7 +29,7 @@ class Memory:
 
     Args:
         sharded: each rank holds a part of the index.
-        factory: kind of the index (`retriever.approximate.kind_of`).
+        factory: kind of the index (`retriever.sizing.kind_of`).
         recall: what a search of a kind that is not exact must reach.
         recall_queries: with how many vectors that is measured where there are no questions for it.
         wait_s: longest wait for files that another rank wrote, which may be seen late on a disk that machines share.
@@ -83,19 +84,21 @@ class Memory:
         """
         weights = towers.weights_hash()
         manifest = make_manifest(towers.encoder, self.store, image_size=self.image_size, weights=weights)
-        batches, new = self._embedded(towers), None
+        batches, flat = self._embedded(towers), None
         if self.mesh.is_first:
-            new = approximate(
-                Index.from_batches(batches, self.store.ids, manifest), self.factory, query_QE=tuning_QE,
-                num_queries=self.recall_queries, recall=self.recall,
-            )  # fmt: skip
+            flat = Index.from_batches(batches, self.store.ids, manifest)
         else:
             for _ in batches:  # each is a collective
                 pass
         self.count_damaged()
 
         def publish() -> Index:
-            assert new is not None
+            assert flat is not None
+            new = approximate(
+                flat, self.factory, query_QE=tuning_QE, num_queries=self.recall_queries, recall=self.recall
+            )
+            if said := complaint(new.manifest, self.recall):
+                say(said)
             twice(lambda: new.publish(self.directory, version=step), what=f"index version {step}", say=say)
             return new
 

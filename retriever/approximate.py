@@ -15,16 +15,11 @@ from torch import Tensor
 
 from data.dataset import Dataset
 from retriever.embed import pictures
-from retriever.encoder import DualEncoder, Features
 from retriever.faiss_import import faiss
+from retriever.features import Features, Featurizer
 from retriever.index import Index
 from retriever.recall import DEPTH, Exact, search_hard_enough
-from retriever.sizing import choose_factory, size_of
-
-
-def kind_of(factory: str, *, count: int, dim: int) -> str:
-    """The faiss factory string that ``index.factory`` or ``index.train_factory`` means for so many vectors."""
-    return choose_factory(count, dim) if factory == "auto" else factory
+from retriever.sizing import kind_of, size_of
 
 
 def approximate(index: Index, factory: str, *, query_QE: Tensor | None, num_queries: int, recall: float) -> Index:
@@ -32,19 +27,27 @@ def approximate(index: Index, factory: str, *, query_QE: Tensor | None, num_quer
 
     Args:
         index: flat and as it was made, without later additions.
-        factory: as of `kind_of`; Flat gives the index itself.
+        factory: as of `sizing.kind_of`; Flat gives the index itself.
         query_QE: what recall is measured with; None: ``num_queries`` of the vectors, spread evenly.
         recall: share of the exact ten best that a search is to find.
+
+    Raises:
+        ValueError: faiss cannot make such an index of so many vectors, or of this width.
     """
     count, dim = len(index), index.manifest.dim
-    kind = kind_of(factory, count=count, dim=dim)
+    kind = kind_of(factory, count, dim)
     if kind == "Flat" or count < DEPTH:
         return index
     vectors = faiss.rev_swig_ptr(index.vectors.get_xb(), count * dim).reshape(count, dim)
-    made = faiss.index_factory(dim, kind, faiss.METRIC_INNER_PRODUCT)
-    if not made.is_trained:
-        made.train(numpy.ascontiguousarray(vectors[_spread(count, size_of(kind, count, dim).train or count)]))
-    made.add(vectors)
+    try:
+        made = faiss.index_factory(dim, kind, faiss.METRIC_INNER_PRODUCT)
+        if not made.is_trained:
+            made.train(numpy.ascontiguousarray(vectors[_spread(count, size_of(kind, count, dim).train or count)]))
+        made.add(vectors)
+    except RuntimeError as error:
+        raise ValueError(
+            f"index.train_factory is {factory!r}, which does not fit {count} documents of width {dim}: {error}"
+        ) from None
     query = vectors[_spread(count, num_queries)] if query_QE is None else query_QE.detach().float().numpy()
     query = numpy.ascontiguousarray(query)
     effort, reached = search_hard_enough(made, Exact.of(query, vectors, first=0), target=recall)
@@ -55,7 +58,13 @@ def approximate(index: Index, factory: str, *, query_QE: Tensor | None, num_quer
 
 
 def question_features(
-    encoder: DualEncoder, dataset: Dataset, *, count: int, image_size: int, batch_size: int
+    featurizer: Featurizer,
+    dataset: Dataset,
+    *,
+    count: int,
+    image_size: int,
+    image_transform: str,
+    batch_size: int,
 ) -> Iterator[Features]:
     """Features of training questions, spread evenly, in batches; nothing where there are fewer than ``count``."""
     questions = dataset.questions("train")
@@ -64,10 +73,8 @@ def question_features(
     places = _spread(len(questions), count).tolist()
     for start in range(0, count, batch_size):
         samples = questions.read(places[start : start + batch_size])
-        image, has_image = pictures(
-            [s.image for s in samples], image_size, transform=encoder.image_transform, broken={}
-        )
-        yield encoder.features([s.question for s in samples], image, has_image, side="query")
+        image, has_image = pictures([s.image for s in samples], image_size, transform=image_transform, broken={})
+        yield featurizer([s.question for s in samples], image, has_image, side="query")
 
 
 def _spread(count: int, wanted: int) -> numpy.typing.NDArray[numpy.int64]:

@@ -94,7 +94,12 @@ class BuildJob(IndexBuild):
         parts = [
             self.encoder(features)
             for features in question_features(
-                self.encoder, self.dataset, count=wanted, image_size=self.image_size, batch_size=self.config.batch_size
+                self.encoder.featurizer,
+                self.dataset,
+                count=wanted,
+                image_size=self.image_size,
+                image_transform=self.encoder.image_transform,
+                batch_size=self.config.batch_size,
             )
         ]
         return torch.cat(parts).float().numpy() if parts else self.shards.sample(wanted)

@@ -43,20 +43,19 @@ def replace_text(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _remove_left(path)
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
+    _remove_left(path)
 
 
 def _remove_left(path: Path) -> None:
-    now = time.time()
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        with contextlib.suppress(OSError):
-            if now - left.stat().st_mtime > LEFT_S:
-                left.unlink()
+    with contextlib.suppress(OSError):
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+            if time.time() - left.stat().st_mtime > LEFT_S:
+                left.unlink(missing_ok=True)
 
 
 def put_folder(temporary: Path, final: Path) -> None:

@@ -34,6 +34,11 @@ class Featurizer:
         """Texts that were cut off so far."""
         return 0 if self.text is None else self.text.truncated
 
+    def count_truncated(self, count: int) -> None:
+        """Texts that another process cut off, which works for this one."""
+        if self.text is not None:
+            self.text.truncated += count
+
     @property
     def limit(self) -> str:
         """What decided where they were cut."""

@@ -40,8 +40,8 @@ from retriever.id_file import write_ids
 from retriever.list_files import is_part, merge_parts, write_part
 from retriever.manifest import Manifest
 from retriever.ranks import Ranks
-from retriever.recall import DEPTH, Exact, merge_exact, search_hard_enough
-from retriever.sizing import choose_factory, size_of
+from retriever.recall import DEPTH, Exact, complaint, merge_exact, search_hard_enough
+from retriever.sizing import kind_of, size_of
 from retriever.vector_files import FLAT, FLAT_HEADER, inverted_lists, read_vectors
 
 
@@ -67,7 +67,7 @@ class IndexBuild(ABC):
         self.ranks, self.console = ranks or Ranks.here(), console or Console(stderr=True)
         self.directory = Path(config.dir)
         count, dim = manifest.count, manifest.dim
-        self.factory = choose_factory(count, dim) if config.factory == "auto" else config.factory
+        self.factory = kind_of(config.factory, count, dim)
         self.size = size_of(self.factory, count, dim)
         decides = [repr(manifest), self.factory, config.shard_size, config.batch_size]
         self.folder = self.directory / f".build-{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
@@ -204,11 +204,8 @@ class IndexBuild(ABC):
             f"index {self.directory}: version {version}, {manifest.count} documents, {self.factory}{recall}, "
             f"{self.manifest.store[:12]}+{self.manifest.num_edits}"
         )
-        if 0 <= manifest.recall_at_10 < self.config.recall:
-            self._say(
-                f"recall@{DEPTH} is below index.recall ({self.config.recall}); raise that a little, or where the "
-                "vectors are compressed (PQ) take an index.factory of whole ones (IVF...,Flat or ...,SQfp16)"
-            )
+        if said := complaint(manifest, self.config.recall):
+            self._say(said)
         return version
 
     def assemble(self, path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy
 from numpy.typing import NDArray
 
 from retriever.faiss_import import faiss
+from retriever.manifest import Manifest
 from retriever.search import Rows, Scores, Vectors
 
 DEPTH = 10
@@ -77,3 +78,13 @@ def search_hard_enough(index: Any, exact: Exact, *, target: float) -> tuple[int,
             break
         effort = min(vectors.most_effort, math.ceil(1.25 * effort))
     return effort, reached(effort, rest)
+
+
+def complaint(manifest: Manifest, target: float) -> str:
+    """A sentence if an index does not find what was asked for, else nothing."""
+    if not 0 <= manifest.recall_at_10 < target:
+        return ""
+    return (
+        f"recall@{DEPTH} of {manifest.factory} is {manifest.recall_at_10:.3f}, below index.recall ({target}); raise "
+        "that a little, or where the vectors are compressed (PQ) take whole ones (IVF...,Flat or ...,SQfp16)"
+    )

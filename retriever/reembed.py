@@ -27,6 +27,7 @@ from retriever.config import IndexConfig, RetrieverConfig, encoder_config
 from retriever.embed import embed_documents, make_manifest
 from retriever.encoder import DualEncoder
 from retriever.index import Index
+from retriever.recall import complaint
 from retriever.shared_disk import twice
 from retriever.weights import load_weights
 
@@ -84,6 +85,8 @@ def reembed(config: ReembedConfig) -> None:
             index, config.index.train_factory, query_QE=_questions(encoder, dataset, config),
             num_queries=config.index.recall_queries, recall=config.index.recall,
         )  # fmt: skip
+        if said := complaint(index.manifest, config.index.recall):
+            _say(said)
     what = f"index version {config.version}"
     twice(lambda: index.publish(config.index.dir, version=config.version), what=what, say=_say)
 
@@ -92,8 +95,8 @@ def reembed(config: ReembedConfig) -> None:
 def _questions(encoder: DualEncoder, dataset: Dataset, config: ReembedConfig) -> Tensor | None:
     """Embeddings of the training questions that an index which is not exact is tuned with."""
     features = question_features(
-        encoder, dataset, count=config.index.recall_queries, image_size=config.data.image_size,
-        batch_size=config.index.batch_size,
+        encoder.featurizer, dataset, count=config.index.recall_queries, image_size=config.data.image_size,
+        image_transform=encoder.image_transform, batch_size=config.index.batch_size,
     )  # fmt: skip
     parts = [encoder(part) for part in features]
     return torch.cat(parts) if parts else None

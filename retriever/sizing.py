@@ -30,6 +30,11 @@ def choose_factory(count: int, dim: int) -> str:
     return f"OPQ{num_codes},IVF{num_lists}_HNSW32,PQ{num_codes}"
 
 
+def kind_of(factory: str, count: int, dim: int) -> str:
+    """The faiss factory string that ``index.factory`` or ``index.train_factory`` means for so many vectors."""
+    return choose_factory(count, dim) if factory == "auto" else factory
+
+
 @dataclass(frozen=True)
 class Size:
     """What an index weighs.

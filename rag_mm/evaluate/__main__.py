@@ -109,7 +109,9 @@ class EvaluateConfig:
             raise ValueError(f"--{name} is given, but --{asked[0].replace('_', '-')} scores no questions")
         if asked and self.report:
             raise ValueError(f"--report is {self.report!r}, but --{asked[0].replace('_', '-')} makes no report")
-        if self.rows.strip() == NO_ROWS and (asked or not self.task_names):
+        if self.rows.strip() == NO_ROWS and asked:
+            raise ValueError(f"--rows is none, but --{asked[0].replace('_', '-')} is about a row's answers")
+        if self.rows.strip() == NO_ROWS and not self.task_names:
             raise ValueError("--rows is none, so there is nothing to do; name --tasks that score the towers")
         if self.compare:
             runs_of(self.compare)
@@ -275,7 +277,7 @@ def _show(config: EvaluateConfig, evaluated: Evaluated, report: Path) -> None:
 def _rows_of(run: Run, config: EvaluateConfig, tasks: Sequence[Task[Any, Any]]) -> list[str]:
     """The rows to evaluate; ValueError if one of those asked for needs the weights of another run.
 
-    None if the towers alone are scored: because --rows says so, or because the split has pairs and no questions.
+    Nothing if the towers alone are scored: because --rows says so, or because the split has pairs and no questions.
     """
     asked, of_towers = check_rows(config.row_names, where="--rows"), [isinstance(task, OF_TOWERS) for task in tasks]
     if config.rows.strip() == NO_ROWS:

@@ -67,7 +67,7 @@ def _document_pixels(dataset: Dataset) -> tuple[list[str], Tensor]:
                 dataset.store.condemn(document.id, error.reason)
             else:
                 names.append(document.id)
-    return names, torch.cat(parts) if parts else torch.zeros(0, 1)
+    return names, torch.cat([pixel_features([]), *parts])
 
 
 def bm25(dataset: Dataset, samples: Sequence[Sample], *, depth: int = DEPTH) -> list[Prediction]:

@@ -44,12 +44,12 @@ class Side:
     context: dict[str, Any]
 
 
-def read_side(named: str, task: str, *, row: str = "") -> Side:
+def read_side(named: str, stem: str, *, row: str = "") -> Side:
     """An evaluated run.
 
     Args:
         named: its folder, or ``FOLDER:ROW``.
-        task: stem of the result files.
+        stem: of the result files.
         row: where ``named`` has none; by default the run's own.
 
     Raises:
@@ -59,7 +59,7 @@ def read_side(named: str, task: str, *, row: str = "") -> Side:
     if not folder or Path(named).is_dir():
         folder, own = named, row
     directory = Path(folder)
-    result_file, lines_file = (directory / "eval" / f"{task}{end}" for end in (".json", ".predictions.jsonl"))
+    result_file, lines_file = (directory / "eval" / f"{stem}{end}" for end in (".json", ".predictions.jsonl"))
     for path in (directory / "config.yaml", result_file, lines_file):
         if not path.is_file():
             raise FileNotFoundError(

@@ -24,16 +24,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from data.command_line import dump
 from data.dataset import Dataset
 from rag_mm import checkpoint
-from rag_mm.evaluate import scored as judged
+from rag_mm.evaluate import judging
 from rag_mm.evaluate.answer import Answerer, Run
 from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.evaluate.finished import Finished, open_finished
+from rag_mm.evaluate.judging import Scored
 from rag_mm.evaluate.questions import Questions, QuestionsConfig
 from rag_mm.evaluate.row_scores import DEFINITIONS, INTERVAL
 from rag_mm.evaluate.rows import ROWS
-from rag_mm.evaluate.scored import Scored
 from rag_mm.evaluate.task_scores import OF_TOWERS, references_by_task, score_tasks
 from rag_mm.evaluate.tasks.task import Task
+from rag_mm.evaluate.tasks.zero_shot import ZeroShot
 from rag_mm.evaluate.tower_tasks import TowerTasks
 from rag_mm.launch import only_one
 from retriever.index import Index, list_versions
@@ -62,9 +63,9 @@ class Evaluated:
     @functools.cached_property
     def result(self) -> dict[str, Any]:
         """The contents of the result file."""
-        rows = [judged.make_row(name, items) for name, items in self.scored.items()]
+        rows = [judging.make_row(name, items) for name, items in self.scored.items()]
         about = {"definitions": DEFINITIONS, "intervals": INTERVAL}
-        return {"rows": rows, "comparisons": judged.compare(self.scored), **about, **self.header}
+        return {"rows": rows, "comparisons": judging.compare(self.scored), **about, **self.header}
 
 
 def evaluate_run(
@@ -95,13 +96,17 @@ def evaluate_run(
     answer_tasks = [task for task in tasks if not isinstance(task, OF_TOWERS)]
     if rows or answer_tasks:
         require_questions(run.dataset, which.split)  # before the memory is embedded, which may take hours
-    questions = which.of(run.dataset)
+    asks = bool(rows or answer_tasks or any(isinstance(task, ZeroShot) for task in tower_tasks))
+    questions = which.of(run.dataset) if asks else Questions.none(run.dataset.questions(which.split))
+    if rows and not len(questions):
+        raise ValueError(f"{questions.name} of {run.dataset.directory} has no question that is whole")
     references = references_by_task(answer_tasks, questions.words) if answer_tasks else {}
     towers = TowerTasks(run, tower_tasks, which.split, questions) if tower_tasks else None
     decoding, directory = decoding or run.config.evaluate, run.directory / "eval"
+    stem = which.name if rows else f"{which.name}.towers"  # nothing that was answered is overwritten
     first = run.layout.mesh.is_first
     with only_one(directory) if first else contextlib.nullcontext():
-        finished = _finished(run, which, decoding, directory, console)
+        finished = _finished(run, which, decoding, directory / f".{stem}.unfinished", console)
         searches = any(ROWS[name].weights_of and ROWS[name].documents == "retrieved" for name in rows)
         index = run.index(console=console) if searches else None
         answerer = Answerer(
@@ -126,10 +131,9 @@ def evaluate_run(
             by_task |= score_tasks(answer_tasks, references, scored, run.dataset.store)
         if tasks:
             header["tasks"] = {task.name: by_task[task.name] for task in tasks if task.name in by_task}
-        stem = which.name if rows else f"{which.split}.towers"  # nothing that was answered is overwritten
         evaluated = Evaluated(scored, header, directory / f"{stem}.json", questions)
         if first:
-            judged.write(directory, stem, evaluated.result, scored)
+            judging.write(directory, stem, evaluated.result, scored)
             finished.remove()
         run.layout.mesh.barrier()
     return evaluated
@@ -160,12 +164,12 @@ def score_rows(
         return {}
     if not len(questions):
         raise ValueError(f"{questions.name} of {dataset.directory} has no question that is whole")
-    seen = judged.seen_answers(dataset)
+    seen = judging.seen_answers(dataset)
     scored = {}
     for name in rows:
         with progress(console, f"answer {name}", len(questions), "questions") as advance:
             if ROWS[name].weights_of or answerer is None:
-                predictions = judged.predict(
+                predictions = judging.predict(
                     name,
                     dataset,
                     answerer,
@@ -178,21 +182,18 @@ def score_rows(
             else:  # a baseline: once is enough
                 mesh = answerer.layout.mesh
                 mine = (
-                    judged.predict(name, dataset, None, questions, progress=advance, depth=depth)
+                    judging.predict(name, dataset, None, questions, progress=advance, depth=depth)
                     if mesh.is_first
                     else None
                 )
                 predictions = mesh.broadcast(mine)
-        scored[name] = judged.score(questions, predictions, seen)
+        scored[name] = judging.score(questions, predictions, seen)
     return scored
 
 
-def _finished(
-    run: Run, which: QuestionsConfig, decoding: DecodingConfig, directory: Path, console: Console
-) -> Finished:
+def _finished(run: Run, which: QuestionsConfig, decoding: DecodingConfig, folder: Path, console: Console) -> Finished:
     """What is done already of this very evaluation; all ranks call it."""
     mesh = run.layout.mesh
-    folder = directory / f".{which.name}.unfinished"
     if mesh.is_first:
         said = open_finished(folder, _made_with(run, which, decoding))
         if said:

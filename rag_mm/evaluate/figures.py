@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from data import images
 from data.document_store import Document, DocumentStore
 from data.factbook_questions import stable_hash
-from rag_mm.evaluate.scored import Scored
+from rag_mm.evaluate.judging import Scored
 from rag_mm.metrics import read_metrics
 
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#00783e", "#b3261e", "#777777"

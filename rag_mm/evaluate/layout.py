@@ -169,6 +169,7 @@ class Layout:
         """
         ids = self.mesh.broadcast(ids)
         assert ids is not None
+        before = self.encoder.featurizer.truncated
         starts, count = list(range(0, len(ids), batch_size)), self.mesh.num_replicas
         found: list[Tensor] = []
         for first in range(0, len(starts), count):
@@ -181,8 +182,13 @@ class Layout:
             found += parts
             if progress is not None and parts:
                 progress(sum(map(len, parts)))
+        told = self._to_first((self.encoder.featurizer.truncated - before, store.bad.found))
         if not self.mesh.is_first:
             return None
+        for truncated, damaged in told[self.mesh.num_stages :: self.mesh.num_stages]:  # one rank of each other replica
+            self.encoder.featurizer.count_truncated(truncated)
+            for name, problem in damaged.items():
+                store.condemn(name, problem)
         return torch.cat([torch.zeros(0, self.encoder.dim), *found])
 
     def _to_first(self, value: Any) -> list[Any]:

@@ -31,10 +31,20 @@ class Questions(Sequence[Sample]):
     """
 
     def __init__(self, view: QuestionSet, num: int = 0) -> None:
-        self._view, self.name = view, view.name
         whole = [(place, dataclasses.replace(s, image=None)) for place, s in enumerate(view) if s.weight]
         if num:
             whole = sorted(whole, key=lambda pair: stable_hash("evaluate", pair[1].id))[:num]
+        self._take(view, whole)
+
+    @classmethod
+    def none(cls, view: QuestionSet) -> Questions:
+        """None of a split's, for which nothing is read."""
+        questions = cls.__new__(cls)
+        questions._take(view, [])
+        return questions
+
+    def _take(self, view: QuestionSet, whole: Sequence[tuple[int, Sample]]) -> None:
+        self._view, self.name = view, view.name
         self._places = [place for place, _ in whole]
         self.words = [sample for _, sample in whole]
 
@@ -47,16 +57,16 @@ class Questions(Sequence[Sample]):
     def __getitem__(self, i: slice) -> list[Sample]: ...
     def __getitem__(self, i: int | slice) -> Sample | list[Sample]:
         if isinstance(i, slice):
-            return self._view.read(self._places[i])
-        return self._view.read([self._places[i]])[0]
+            return self._view.read_unlooked(self._places[i])
+        return self._view.read_unlooked([self._places[i]])[0]
 
     def __iter__(self) -> Iterator[Sample]:
         for place in self._places:
-            yield self._view.read([place])[0]
+            yield self._view.read_unlooked([place])[0]
 
     def of(self, samples: Sequence[Sample]) -> list[Sample]:
         """Some of them, picture and all, from what ``words`` says of them."""
-        return self._view.read([self._place[sample.id] for sample in samples])
+        return self._view.read_unlooked([self._place[sample.id] for sample in samples])
 
     @functools.cached_property
     def _place(self) -> dict[str, int]:

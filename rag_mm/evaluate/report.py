@@ -31,8 +31,8 @@ from rag_mm.evaluate.answer import DEPTH, Answerer, Run
 from rag_mm.evaluate.contribution import Contribution, contributions
 from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.evaluate.evaluation import Evaluated
+from rag_mm.evaluate.judging import Scored
 from rag_mm.evaluate.rows import ROWS, row_of
-from rag_mm.evaluate.scored import Scored
 from rag_mm.metrics import read_metrics
 
 TEMPLATE, SCRIPT = (Path(__file__).with_name(f"report.{end}") for end in ("html", "js"))

@@ -29,7 +29,7 @@ INTERVAL = "95 % percentile bootstrap over subjects, 10,000 draws, seed 0"
 
 
 def scores_of(lines: Sequence[Mapping[str, Any]]) -> Scores:
-    """The table of a row's lines (`scored.Scored.record`), in their order."""
+    """The table of a row's lines (`judging.Scored.record`), in their order."""
     values: dict[str, Array] = {}
     for name in ("em", "f1"):
         values[name] = _column([line[name] for line in lines])

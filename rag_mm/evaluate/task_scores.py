@@ -19,10 +19,10 @@ from data.dataset import Sample
 from data.document import Document
 from data.document_store import DocumentStore
 from rag_mm.evaluate import bootstrap
+from rag_mm.evaluate.judging import Scored
 from rag_mm.evaluate.metric import Scores
 from rag_mm.evaluate.prediction import Prediction
 from rag_mm.evaluate.rows import ROWS
-from rag_mm.evaluate.scored import Scored
 from rag_mm.evaluate.tasks import registry
 from rag_mm.evaluate.tasks.image_text import ImageText
 from rag_mm.evaluate.tasks.task import Task, align
@@ -41,6 +41,8 @@ def find_tasks(names: Iterable[str]) -> list[Task[Any, Any]]:
     found: list[Task[Any, Any]] = []
     for name in names:
         task = registry.make(name, {})
+        if any(task.name == other.name for other in found):
+            raise ValueError(f"--tasks names two tasks called {task.name}; give a task of your own a name of its own")
         if isinstance(task, OF_TOWERS):
             found.append(task)
             continue

@@ -8,6 +8,7 @@ Shapes: n rows, E embedding width.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from rag_mm.evaluate.answer import Interrupted, Run
 from rag_mm.evaluate.retrieval import BLOCK
 from retriever.embed import pictures
 from retriever.features import Side
+from retriever.shared_disk import patiently
 
 PART = 16 * BLOCK  # rows of a file
 
@@ -54,12 +56,10 @@ def check_space(run: Run) -> None:
         )
 
 
-def embed_pictures(
-    run: Run, images: Sequence[bytes | None], *, side: Side, broken: dict[int, str] | None = None
-) -> Embedded:
+def embed_pictures(run: Run, images: Sequence[bytes | None], *, side: Side, broken: dict[int, str]) -> Embedded:
     """Pictures without words; ``broken`` is told which cannot be decoded, and why."""
-    data, reasons = run.config.data, {} if broken is None else broken
-    image, has_image = pictures(images, data.image_size, transform=data.image_transform, broken=reasons)
+    data = run.config.data
+    image, has_image = pictures(images, data.image_size, transform=data.image_transform, broken=broken)
     embedding = run.layout.embed(run.layout.encoder.features([""] * len(images), image, has_image, side=side))
     return Embedded(embedding.float().numpy(), has_image.numpy() == 0, 0)
 
@@ -117,7 +117,10 @@ def in_parts(
         progress(sum(done for done, _ in told))
         if any(asked for _, asked in told):
             raise Interrupted("interrupted; what is embedded is safe, run the same command to go on")
-    return _joined([_read(path) for path in paths]) if mesh.is_first else None
+    if not mesh.is_first:
+        return None
+    wait_s = run.config.checkpoint.visible_s  # what another machine wrote may be seen late
+    return _joined([patiently(functools.partial(_read, path), folder=folder, limit_s=wait_s) for path in paths])
 
 
 def _joined(parts: Sequence[Embedded]) -> Embedded:

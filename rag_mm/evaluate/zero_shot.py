@@ -17,6 +17,7 @@ from data.dataset import digest
 from rag_mm.evaluate.answer import Run
 from rag_mm.evaluate.questions import Questions
 from rag_mm.evaluate.scoring.zero_shot import class_embeddings, prompts
+from rag_mm.evaluate.tasks.task import named
 from rag_mm.evaluate.tasks.zero_shot import Guess, ZeroShot
 from rag_mm.evaluate.tower_rows import embed_pictures, embed_texts, in_parts
 
@@ -62,14 +63,14 @@ def guesses(
     classes = task.classes or tuple(sorted(set(right.values())))
     texts = [text for name in classes for text in prompts(name, task.templates)]
     images = in_parts(
-        run, f"{task.name}-pictures", len(asked), folder,
+        run, f"pictures-{digest(sample.id for sample in asked)}", len(asked), folder,
         lambda rows: embed_pictures(
-            run, [sample.image for sample in questions.of(asked[rows.start : rows.stop])], side="query"
+            run, [sample.image for sample in questions.of(asked[rows.start : rows.stop])], side="query", broken={}
         ),
         progress=progress, interrupt=interrupt,
     )  # fmt: skip
     words = in_parts(
-        run, f"{task.name}-prompts-{digest(texts)}", len(texts), folder,
+        run, f"prompts-{digest(texts)}", len(texts), folder,
         lambda rows: embed_texts(run, texts[rows.start : rows.stop], side="document"),
         progress=progress, interrupt=interrupt,
     )  # fmt: skip
@@ -83,4 +84,7 @@ def guesses(
         for sample, scores in zip(asked, scores_NC, strict=True)
     }
     notes = [f"prompts: {words.truncated} of {len(texts)} truncated"] if words.truncated else []
+    if images.broken.any():
+        names = [asked[i].id for i in numpy.flatnonzero(images.broken)]
+        notes.append(f"pictures: {len(names)} cannot be decoded and are ranked as if they were blank: {named(names)}")
     return found, notes

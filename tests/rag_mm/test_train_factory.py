@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from retriever import approximate
 from retriever import index as index_files
 from tests.distributed import run_on_ranks
 from tests.rag_mm.refreshed_runs import settings, train, train_on_ranks
@@ -34,8 +35,12 @@ def test_it_resumes_bit_for_bit_and_searches_lists(mode: str, factbook_dir: Path
     assert train(settings(factbook_dir, tmp_path / "cut", **how))["lines"] == undisturbed["lines"]
 
 
-def test_two_ranks_find_what_one_finds(factbook_dir: Path, tmp_path: Path):
+@pytest.mark.parametrize("sharded", [False, True])
+def test_two_ranks_find_what_one_finds(sharded: bool, factbook_dir: Path, tmp_path: Path):
+    """With parts on each rank, all lists are visited: a rank looks further in its own where it has too little."""
     how = MODES["every_n_steps"]
+    if sharded:
+        how = {"index": {**how["index"], "recall": 1.0, "recall_queries": 400, "sharded": True}}
     one = train(settings(factbook_dir, tmp_path / "one", **how))
     ranks = run_on_ranks(train_on_ranks, 2, factbook_dir, tmp_path / "two", {**how, "ranks": 2})
     for a, b in zip(one["lines"], ranks[0]["lines"], strict=True):
@@ -43,10 +48,12 @@ def test_two_ranks_find_what_one_finds(factbook_dir: Path, tmp_path: Path):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
 
 
-def test_lists_of_everything_are_the_exact_index(factbook_dir: Path, tmp_path: Path):
-    """With a recall of 1 all lists are visited, so training is that of the flat index."""
+def test_lists_that_are_all_visited_are_the_exact_index(
+    factbook_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(approximate, "search_hard_enough", lambda *args, **options: (6, 1.0))
     how = MODES["every_n_steps"]["index"]
     exact = train(settings(factbook_dir, tmp_path / "exact", index={**how, "train_factory": "Flat"}))
-    whole = train(settings(factbook_dir, tmp_path / "whole", index={**how, "recall": 1.0}))
+    whole = train(settings(factbook_dir, tmp_path / "whole", index=how))
     digests = [[line["retrieved_digest"] for line in run["lines"]] for run in (exact, whole)]
     assert digests[0] == digests[1] and any(digests[0])

@@ -6,8 +6,10 @@ import numpy
 import pytest
 import torch
 
-from retriever.approximate import approximate, kind_of
+from retriever.approximate import approximate
 from retriever.index import Index
+from retriever.recall import complaint
+from retriever.sizing import kind_of
 from tests.retriever.test_index import make
 
 
@@ -32,7 +34,7 @@ def share_found(index: Index, right: Index, query: torch.Tensor) -> float:
 def test_it_finds_what_was_asked_for(factory: str):
     exact = flat(2000, 16)
     made = approximate(exact, factory, query_QE=clustered(200, 16, 2), num_queries=9, recall=0.9)
-    assert made.manifest.factory == kind_of(factory, count=2000, dim=16) != "Flat"
+    assert made.manifest.factory == kind_of(factory, 2000, 16) != "Flat"
     assert made.manifest.recall_queries == 100 and len(made) == 2000 and made.ids == exact.ids
     found = share_found(made, exact, clustered(300, 16, 3))
     assert found + 0.02 >= 0.9 and made.manifest.recall_at_10 == pytest.approx(found, abs=0.05)
@@ -51,3 +53,15 @@ def test_what_is_exact_or_tiny_stays_as_it_is():
     assert approximate(exact, "Flat", query_QE=None, num_queries=9, recall=0.9) is exact
     assert approximate(exact, "auto", query_QE=None, num_queries=9, recall=0.9) is exact
     assert approximate(tiny, "IVF3,Flat", query_QE=None, num_queries=9, recall=0.9) is tiny
+
+
+@pytest.mark.parametrize("factory", ["IVF300,Flat", "IVF8,PQ5", "PCA32,IVF8,Flat"])
+def test_a_kind_that_does_not_fit_is_named(factory: str):
+    with pytest.raises(ValueError, match=f"index.train_factory is '{factory}', which does not fit 100 documents"):
+        approximate(flat(100, 16), factory, query_QE=None, num_queries=9, recall=0.9)
+
+
+def test_codes_that_find_too_little_are_complained_of():
+    made = approximate(flat(2000, 16), "IVF8,PQ2", query_QE=None, num_queries=64, recall=0.9)
+    assert made.manifest.recall_at_10 < 0.9 and "below index.recall (0.9)" in complaint(made.manifest, 0.9)
+    assert not complaint(made.manifest, 0.0) and not complaint(flat(20, 16).manifest, 0.9)

@@ -99,7 +99,7 @@ class OpenDomainQa(ExampleTask[QaPrediction, QaReference]):
     def references_of(self, items: Iterable[Sample | Pair]) -> dict[str, QaReference]:
         """From questions; those about one subject are resampled together."""
         return {
-            s.id: QaReference(s.question, s.answers, s.gold, s.kind, s.id if s.image else None, s.subject)
+            s.id: QaReference(s.question, s.answers, s.gold, s.kind, s.id if s.kind == "picture" else None, s.subject)
             for s in items
             if isinstance(s, Sample) and s.weight
         }
@@ -233,7 +233,7 @@ def _plain_reference(record: Record) -> tuple[str, Record, QaReference]:
     documents = tuple(record.identifier("gold_documents", document) for document in gold)
     kind = record.text("kind") if record.has("kind") else ""
     image = record.id("image", "image_id") if record.has("image", "image_id") else None
-    unit = record.id("unit", "subject") if record.has("unit", "subject") else ""
+    unit = record.id("unit", "subject", "country") if record.has("unit", "subject", "country") else ""
     return _key(record), record, QaReference(_question(record), accepted, documents, kind, image, unit)
 
 

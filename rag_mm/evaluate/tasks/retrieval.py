@@ -85,8 +85,8 @@ class Retrieval(ExampleTask[Ranking, Judgements]):
         for item in items:
             if item.weight:
                 words = item.question if isinstance(item, Sample) else item.text
-                kind = "text" if item.image is None else "picture"
-                image = None if item.image is None else item.id
+                pictured = item.kind == "picture" if isinstance(item, Sample) else item.image is not None
+                kind, image = ("picture", item.id) if pictured else ("text", None)
                 found[item.id] = Judgements(dict.fromkeys(item.gold, 1), kind, words, image)
         return found
 

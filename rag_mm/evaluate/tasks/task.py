@@ -143,6 +143,8 @@ class Task(ABC, Generic[P, R]):
     def references_of(self, items: Iterable[Sample | Pair]) -> dict[str, R]:
         """References from the questions or pairs of a prepared data set, those of weight 0 left out.
 
+        Pictures of questions may be missing; their kind says whether there is one.
+
         Raises:
             ValueError: if the task is scored from files only.
         """

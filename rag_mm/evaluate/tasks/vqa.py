@@ -111,7 +111,7 @@ class OkVqa(Vqa):
 
 def _of_sample(sample: Sample) -> VqaReference:
     """`data.formats.vqa` keeps the annotation; its ``answers`` has each different answer once."""
-    image = sample.id if sample.image else None
+    image = sample.id if sample.kind == "picture" else None
     if "answers" not in sample.meta:
         return VqaReference(sample.answers, sample.question, image)
     record = Record(Path("questions"), 0, {"id": sample.id, **sample.meta}, sample.id)

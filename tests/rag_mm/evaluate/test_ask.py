@@ -39,7 +39,7 @@ def test_the_record_names_weights_index_and_documents(run: Run, asker: Asker) ->
     record = json.loads(json.dumps(asker.ask("what is this?", image=picture.image).record()))
     assert record["image_sha256"] == hashlib.sha256(picture.image).hexdigest()
     assert record["store"]["version"] == run.dataset.store.version
-    assert record["index"]["weights"] == run.layout.weights_hash() and record["index"]["num_edits"] == 0
+    assert record["index"]["weights"] == run.layout.document_hash() and record["index"]["num_edits"] == 0
     by = record["answered_by"]
     assert (by["step"], by["row"], by["k"], by["decoding"]) == (run.step, "joint", 2, {"decoding": "greedy"})
     (document,) = run.dataset.store.fetch([record["documents"][0]["id"]])

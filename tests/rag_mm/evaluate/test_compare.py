@@ -14,9 +14,9 @@ from rag_mm.evaluate.__main__ import main
 from rag_mm.evaluate.answer import Run
 from rag_mm.evaluate.bootstrap import paired_bootstrap
 from rag_mm.evaluate.compare import runs_of
+from rag_mm.evaluate.judging import make_row, score
 from rag_mm.evaluate.row_scores import figures, scores_of
-from rag_mm.evaluate.scored import make_row, score
-from tests.rag_mm.evaluate.test_scored import PREDICTIONS, SAMPLES, SEEN
+from tests.rag_mm.evaluate.test_judging import PREDICTIONS, SAMPLES, SEEN
 
 
 def test_figures_of_four_questions() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from data.dataset import Dataset, Sample, SplitView
+from data.document import Document, to_sample
+from data.shards import write_shards
 from rag_mm.evaluate import answer, baselines
 from rag_mm.evaluate.answer import Answerer, Run
+from rag_mm.evaluate.judging import score, seen_answers
 from rag_mm.evaluate.questions import Questions, QuestionsConfig, words_of
-from rag_mm.evaluate.scored import score, seen_answers
+from rag_mm.evaluate.task_scores import find_tasks
 
 
 def test_items_and_slices_are_those_of_the_split(factbook: Dataset) -> None:
@@ -44,9 +48,9 @@ class Watched(SplitView[Sample]):
         vars(self).update(vars(view))
         self.together: list[int] = []
 
-    def read(self, places: Sequence[int]) -> list[Sample]:
+    def read_unlooked(self, places: Sequence[int]) -> list[Sample]:
         self.together.append(len(places))
-        return super().read(places)
+        return super().read_unlooked(places)
 
 
 def test_few_pictures_are_in_memory_together(run: Run, factbook: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,3 +71,20 @@ def test_few_pictures_are_in_memory_together(run: Run, factbook: Dataset, monkey
     assert all(item.sample.image is None for item in kept)
     again = score(listed, told, seen_answers(factbook))
     assert [item.record("joint") for item in kept] == [item.record("joint") for item in again]
+
+
+def test_pixels_over_a_memory_without_pictures_find_nothing(factbook: Dataset, tmp_path: Path) -> None:
+    write_shards(tmp_path / "documents", [to_sample(Document("a", "A", {})), to_sample(Document("b", "B", {}))])
+    memory = Dataset(str(factbook.directory), documents=str(tmp_path / "documents"))
+    asked = [sample for sample in QuestionsConfig("test", 5).of(factbook)]
+    assert any(sample.image is not None for sample in asked)
+    found = baselines.pixels(memory, asked)
+    assert [p.id for p in found] == [s.id for s in asked] and all(p.document_ids == () for p in found)
+
+
+def test_kinds_of_questions_are_known_without_their_pictures(factbook: Dataset) -> None:
+    questions = QuestionsConfig("test", 20).of(factbook)
+    for task in find_tasks(["retrieval", "qa", "vqa"]):
+        assert task.references_of(questions.words) == task.references_of(list(questions))
+    kinds = {reference.kind for reference in find_tasks(["retrieval"])[0].references_of(questions.words).values()}
+    assert kinds == {"picture", "text"}

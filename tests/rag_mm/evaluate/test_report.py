@@ -23,8 +23,8 @@ from rag_mm.evaluate import figures, report
 from rag_mm.evaluate.answer import Prediction, Run
 from rag_mm.evaluate.contribution import Contribution
 from rag_mm.evaluate.evaluation import Evaluated, evaluate_run
+from rag_mm.evaluate.judging import Scored, make_row, score
 from rag_mm.evaluate.questions import QuestionsConfig
-from rag_mm.evaluate.scored import Scored, make_row, score
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 EVIL = "<script>document.title = 'owned'</script>"

@@ -11,7 +11,7 @@ from data.dataset import Sample
 from data.document import Document
 from rag_mm.evaluate.__main__ import main
 from rag_mm.evaluate.answer import Prediction, Run
-from rag_mm.evaluate.scored import score
+from rag_mm.evaluate.judging import score
 from rag_mm.evaluate.task_scores import find_tasks, references_by_task, score_tasks
 from rag_mm.evaluate.tasks.captions import Captions
 from rag_mm.evaluate.tasks.infoseek import InfoSeek

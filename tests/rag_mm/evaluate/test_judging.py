@@ -8,8 +8,8 @@ import pytest
 
 from data.dataset import Dataset, Sample
 from rag_mm.evaluate.answer import Prediction
+from rag_mm.evaluate.judging import compare, make_row, score, seen_answers, write
 from rag_mm.evaluate.row_scores import INTERVAL
-from rag_mm.evaluate.scored import compare, make_row, score, seen_answers, write
 
 SAMPLES = [
     Sample("np-capital-name", "?", ("Kathmandu",), "name", "capital", "np", ("np",)),

@@ -177,13 +177,13 @@ def compare(scored: Mapping[str, Sequence[Scored]]) -> list[dict[str, Any]]:
     return found
 
 
-def write(directory: Path, task: str, result: dict[str, Any], scored: Mapping[str, Sequence[Scored]]) -> Path:
-    """Write ``<task>.json`` and, if there are rows, ``<task>.predictions.jsonl``; gives the former's path."""
+def write(directory: Path, stem: str, result: dict[str, Any], scored: Mapping[str, Sequence[Scored]]) -> Path:
+    """Write ``<stem>.json`` and, if there are rows, ``<stem>.predictions.jsonl``; gives the former's path."""
     directory.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(s.record(row), ensure_ascii=False) for row, items in scored.items() for s in items]
     if lines:
-        _replace(directory / f"{task}.predictions.jsonl", "".join(f"{line}\n" for line in lines))
-    path = directory / f"{task}.json"
+        _replace(directory / f"{stem}.predictions.jsonl", "".join(f"{line}\n" for line in lines))
+    path = directory / f"{stem}.json"
     _replace(path, json.dumps(result, ensure_ascii=False, indent=2) + "\n")
     return path
 
