@@ -153,8 +153,8 @@ class Index:
             raise ValueError(
                 f"k is {k}, but a query is left with {few} documents that it may find; take a smaller k or forbid fewer"
             )
-        ids = self._ids
-        return [[ids[r] for r in one] for one in row.tolist()], torch.from_numpy(score)
+        name = self._ids.__getitem__
+        return [list(map(name, one)) for one in row.tolist()], torch.from_numpy(score)
 
     def best(
         self, query_BE: Tensor, *, k: int, forbidden: Sequence[Collection[str]] | None = None

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from retriever.faiss_import import faiss
 from retriever.vector_files import inverted_lists
 
-MARGIN = 8  # rows fetched beyond k
+MARGIN, MARGIN_OF_LISTS = 8, 2  # rows fetched beyond k; where all vectors are compared anyway they cost nothing
 GPU_LARGEST = 2048  # k and nprobe of faiss on a GPU
 Scores: TypeAlias = NDArray[numpy.float32]
 Rows: TypeAlias = NDArray[numpy.int64]
@@ -91,11 +91,14 @@ def best_rows(
     rows = numpy.full((num_queries, k), -1, dtype=numpy.int64)
     num_forbidden = max(map(len, forbidden), default=0) if forbidden is not None else 0
     largest = min(num_rows, GPU_LARGEST) if vectors.on_gpu else num_rows
-    wide, effort = min(largest, k + num_forbidden + MARGIN), vectors.effort
+    margin = MARGIN if vectors.is_flat else MARGIN_OF_LISTS
+    wide, effort = min(largest, k + num_forbidden + margin), vectors.effort
     left = numpy.arange(num_queries)
     while len(left) and wide:
         query = query_BE if len(left) == num_queries else query_BE[left]
         score, row = vectors.search(query, wide, effort)
+        if forbidden is None and len(left) == num_queries and _is_plain(vectors, score, row, k):
+            return score[:, :k], row[:, :k]
         ran_out = (row[:, -1] < 0) | (wide == num_rows)  # all that was visited has been fetched
         slack = numpy.zeros(len(left))
         if vectors.is_flat and not vectors.on_gpu:
@@ -115,6 +118,13 @@ def best_rows(
         left = left[~settled]
         wide, effort = min(largest, 2 * wide), min(4 * effort, vectors.most_effort)
     return scores, rows
+
+
+def _is_plain(vectors: Vectors, score_BW: Scores, row_BW: Rows, k: int) -> bool:
+    """Whether nothing is left to do: k and one more were found for every query, and no two of them are equal."""
+    if vectors.is_flat or row_BW.shape[1] <= k or row_BW[:, k].min() < 0:
+        return False
+    return bool((score_BW[:, :k] > score_BW[:, 1 : k + 1]).all())
 
 
 def _recomputed(
