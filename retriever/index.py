@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from retriever import versions
@@ -79,6 +80,7 @@ class Index:
         if num_added:
             self._parts.append(Vectors(added, dead=self._dead[split:] - vectors.ntotal))
         self._row_of: dict[str, int] | None = None
+        self._id_array: NDArray[numpy.object_] | None = None
 
     @classmethod
     def from_embeddings(cls, embedding_UE: Tensor, ids: Sequence[str], manifest: Manifest) -> Index:
@@ -153,8 +155,16 @@ class Index:
             raise ValueError(
                 f"k is {k}, but a query is left with {few} documents that it may find; take a smaller k or forbid fewer"
             )
-        name = self._ids.__getitem__
-        return [list(map(name, one)) for one in row.tolist()], torch.from_numpy(score)
+        return self._names(row), torch.from_numpy(score)
+
+    def _names(self, row_BK: Rows) -> list[list[str]]:
+        """Their ids. Taken together: one by one, each waits for memory by itself."""
+        if isinstance(self._ids, list):
+            if self._id_array is None:
+                self._id_array = numpy.array(self._ids, dtype=object)
+            names: list[list[str]] = self._id_array[row_BK].tolist()
+            return names
+        return [[self._ids[row] for row in one] for one in row_BK.tolist()]
 
     def best(
         self, query_BE: Tensor, *, k: int, forbidden: Sequence[Collection[str]] | None = None

@@ -49,6 +49,7 @@ class Vectors:
         most = self._num_lists or (len(self) if self._is_hnsw else 0)
         self.most_effort = min(most, GPU_LARGEST) if on_gpu else most
         self.effort = min(effort, self.most_effort) or self.most_effort
+        self._params: dict[int, Any] = {}
         self._selector = None
         if dead is not None and len(dead):
             alive = numpy.ones(len(self), dtype=bool)
@@ -61,20 +62,32 @@ class Vectors:
 
     def search(self, query_BE: Scores, k: int, effort: int) -> tuple[Scores, Rows]:
         """Scores and rows (B, k), best first, -1 where too few were visited."""
-        index, selector = self.index, self._selector
-        params = None if selector is None else faiss.SearchParameters(sel=selector)
+        index = self.index
         if self._is_hnsw and effort >= self.most_effort:
             index = index.storage  # a graph may have parts that are not connected
-        elif self._is_hnsw:
-            params = faiss.SearchParametersHNSW(efSearch=max(effort, k), sel=selector)
-        elif self._num_lists:
+            params = self._how(0)
+        else:
+            params = self._how(max(effort, k) if self._is_hnsw else effort)
+        found: tuple[Scores, Rows] = index.search(query_BE, k, params=params)
+        return found
+
+    def _how(self, effort: int) -> Any:
+        """faiss's search parameters, made once for each effort (0: of a search that visits everything)."""
+        if effort not in self._params:
+            self._params[effort] = self._make_params(effort)
+        return self._params[effort]
+
+    def _make_params(self, effort: int) -> Any:
+        selector = self._selector
+        if self._is_hnsw and effort:
+            return faiss.SearchParametersHNSW(efSearch=effort, sel=selector)
+        if self._num_lists:
             # A graph over the centroids finds so many of them only if it keeps as many candidates.
             graph = faiss.SearchParametersHNSW(efSearch=2 * effort) if self._has_graph_of_lists else None
             params = faiss.SearchParametersIVF(nprobe=effort, sel=selector, quantizer_params=graph)
-            if isinstance(index, faiss.IndexPreTransform):
-                params = faiss.SearchParametersPreTransform(index_params=params)
-        found: tuple[Scores, Rows] = index.search(query_BE, k, params=params)
-        return found
+            is_wrapped = isinstance(self.index, faiss.IndexPreTransform)
+            return faiss.SearchParametersPreTransform(index_params=params) if is_wrapped else params
+        return None if selector is None else faiss.SearchParameters(sel=selector)
 
 
 def best_rows(
