@@ -56,8 +56,9 @@ def errors(
 ) -> dict[str, Any]:
     """This rank's gradients against the twin, in float64."""
     settings = config(
-        directory, ranks=stages, replicas=replicas, parallel={"towers": towers}, retriever=retriever(kind, models)
-    )
+        directory, ranks=stages, replicas=replicas, num_microbatches=2 if stages < 3 else 4,
+        parallel={"towers": towers}, retriever=retriever(kind, models),
+    )  # fmt: skip
     joint, reader = build(settings, run_dir)
     pipeline = make_pipeline(settings, joint, reader)
     prepared = prepare(joint)
