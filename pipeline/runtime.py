@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -291,18 +291,25 @@ class Pipeline:
     def events(self) -> list[Event]:
         """When the stages of all ranks computed in the last step, with ``record`` (a collective).
 
-        Times are seconds since a rank began its step, which all ranks do together.
+        Times are seconds since the first rank began its step, by the clocks of the ranks' machines.
 
         Raises:
             ValueError: without ``record``.
         """
         if self._recorder is None:
             raise ValueError("nothing was recorded; make the pipeline with record=True")
-        gathered: list[Any] = [self._recorder.events]
+        mine = (self._recorder.began, self._recorder.events)
+        gathered: list[Any] = [mine]
         if self.num_ranks > 1:
             gathered = [None] * self.num_ranks
-            dist.all_gather_object(gathered, self._recorder.events, group=self.group)
-        return sorted((event for events in gathered for event in events), key=lambda e: (e.start_s, e.stage))
+            dist.all_gather_object(gathered, mine, group=self.group)
+        first = min(began for began, _ in gathered)
+        later = (
+            replace(event, start_s=event.start_s + began - first, end_s=event.end_s + began - first)
+            for began, events in gathered
+            for event in events
+        )
+        return sorted(later, key=lambda e: (e.start_s, e.stage))
 
     def check_ties(self) -> None:
         """Compare the copies of tied parameters over the ranks, bit for bit (a small collective).

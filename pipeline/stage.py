@@ -75,15 +75,19 @@ class StageModule(nn.Module):
 
 
 class Recorder:
-    """Measured events of one step, in seconds since it began."""
+    """Measured events of one step, in seconds since this rank began it.
+
+    Attributes:
+        began: when that was, by the machine's clock (s), which ranks have in common.
+    """
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
-        self._start = time.perf_counter()
+        self.start()
 
     def start(self) -> None:
         """Forget the last step; this moment is 0."""
-        self.events, self._start = [], time.perf_counter()
+        self.events: list[Event] = []
+        self.began, self._start = time.time(), time.perf_counter()
 
     def timed(self, kind: str, stage: int, microbatch: int, work: Callable[[], Any]) -> Any:
         """Do the work and note when it was done."""

@@ -179,9 +179,10 @@ class IndexUpkeep:
 
     def tuning(self) -> Tensor | None:
         """Training questions, embedded, that an index which is not exact is tuned with; None if there are too few."""
-        config, encoder, count = self.config, self.towers.encoder, len(self.memory.store)
-        if kind_of(config.index.train_factory, count, encoder.dim) == "Flat":
+        config, factory = self.config, self.config.index.train_factory
+        if factory == "Flat" or kind_of(factory, len(self.memory.store), self.towers.encoder.dim) == "Flat":
             return None
+        encoder = self.towers.encoder
         own = Featurizer(encoder.config)  # the encoder's counts what is cut off of documents
         parts = [
             embed_all(self.towers, dict(features))
