@@ -95,22 +95,22 @@ def test_the_best_by_a_metric_stays(tmp_path: Path):
 
 def test_a_slow_disk_stops_no_step_until_the_next_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Every fsync takes as long as the test likes, those that seal and rename included."""
-    may_go, fsync = threading.Semaphore(0), os.fsync
+    may_go, fsync, by = threading.Semaphore(0), os.fsync, []
 
     def slow(descriptor: int) -> None:
-        may_go.acquire()
+        by.append(threading.current_thread())
+        may_go.acquire(timeout=60)
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", slow)
-    saver, left = Saver(tmp_path, alone(), CheckpointConfig()), 0
+    saver, steps = Saver(tmp_path, alone(), CheckpointConfig()), 0
     saver.begin(4, tensors(), {})
-    while saver.poll():  # each poll is a step; none of them waits, though each frees one fsync at most
-        if not checkpoint.list_steps(tmp_path):
-            may_go.release()
-        left += 1
+    while saver.poll():  # each poll is a step that frees one fsync, so there are as many steps as files to wait for
+        steps += 1
         may_go.release()
         time.sleep(0.001)
-    assert left >= 3 and checkpoint.list_steps(tmp_path) == [4] and saver.problem is None
+    assert steps >= len(by) >= 3 and threading.main_thread() not in by
+    assert checkpoint.list_steps(tmp_path) == [4] and saver.problem is None
     saver.close()
 
 
