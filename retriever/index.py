@@ -63,7 +63,7 @@ class Index:
             dead: rows that are not to be found, ascending.
             folder: of the version that this was read from.
         """
-        self.manifest, self._folder = manifest, folder
+        self.manifest, self.folder = manifest, folder
         self._ids: Sequence[str] = list(ids) if isinstance(ids, list | tuple) else ids
         self._dead = numpy.zeros(0, numpy.int64) if dead is None else dead
         self._added = added
@@ -229,7 +229,7 @@ class Index:
         manifest = replace(
             self.manifest, num_edits=num_edits, count=len(rows) - len(dead), num_added=added.ntotal, num_dead=len(dead)
         )
-        return Index(self.vectors, rows, manifest, added=added, dead=dead, folder=self._folder)
+        return Index(self.vectors, rows, manifest, added=added, dead=dead, folder=self.folder)
 
     def without_additions(self) -> Index:
         """The same without what is in ``added.faiss``: the part of a rank that leaves it to another."""
@@ -271,10 +271,10 @@ class Index:
 
         def write(folder: Path) -> None:
             nonlocal manifest
-            if self._folder is None:
+            if self.folder is None:
                 faiss.write_index(self.vectors, str(folder / "index.faiss"))
             else:
-                _link(self._folder / "index.faiss", folder / "index.faiss")
+                _link(self.folder / "index.faiss", folder / "index.faiss")
             write_ids(folder / "ids", self._ids)
             if self._added is not None:
                 faiss.write_index(self._added, str(folder / "added.faiss"))

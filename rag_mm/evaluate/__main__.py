@@ -66,6 +66,8 @@ class EvaluateConfig:
             retrieval, or package.module:Class; and of the towers: image_text, coco_5k, coco_1k, flickr30k_1k (by the
             pairs of the split), zero_shot (its picture questions; answers are the classes).
         depth: documents that are searched for with each question, at least 4; the reader reads retriever.k of them.
+        index: folder of an index that python -m retriever.build made of this checkpoint (index.checkpoint), of any kind
+            and size; empty: an exact one is made of the whole memory, once, in RUN/index-eval.
         json: copy the result there as well (of --ask and --compare: write it there); "-" prints it instead of a
             table.
         report: where the page to look at goes; empty: beside the result, as RUN/eval/test.html.
@@ -85,6 +87,7 @@ class EvaluateConfig:
     num: int = 0
     tasks: str = ""
     depth: int = DEPTH
+    index: str = ""
     json: str = ""
     report: str = ""
     compare: str = ""
@@ -107,6 +110,8 @@ class EvaluateConfig:
         if asked and (self.tasks or self.depth != DEPTH):
             name = "tasks" if self.tasks else "depth"
             raise ValueError(f"--{name} is given, but --{asked[0].replace('_', '-')} scores no questions")
+        if self.index and (self.set_fact or self.compare):
+            raise ValueError(f"--index is {self.index!r}, but --{asked[0].replace('_', '-')} does not search it")
         if asked and self.report:
             raise ValueError(f"--report is {self.report!r}, but --{asked[0].replace('_', '-')} makes no report")
         if self.rows.strip() == NO_ROWS and asked:
@@ -136,6 +141,11 @@ class EvaluateConfig:
     @property
     def task_names(self) -> list[str]:
         return [name.strip() for name in self.tasks.split(",") if name.strip()]
+
+    @property
+    def built(self) -> Path | None:
+        """Folder of the index that is given."""
+        return Path(self.index) if self.index else None
 
     @property
     def checkpoint(self) -> int | None:
@@ -240,7 +250,7 @@ def _evaluate(config: EvaluateConfig) -> None:
     with launch.Interrupt() as interrupt:
         evaluated = evaluate_run(
             run, names, which, console=Console(stderr=True, quiet=not first),
-            decoding=config.evaluate, interrupt=lambda: interrupt.asked, tasks=tasks,
+            decoding=config.evaluate, interrupt=lambda: interrupt.asked, tasks=tasks, built=config.built,
         )  # fmt: skip
     report = write_report(run, evaluated, Path(config.report) if config.report else None)
     if first:
@@ -323,7 +333,7 @@ def _ask(config: EvaluateConfig) -> None:
             raise ValueError(f"--image is {config.image}, which cannot be read: {error}") from None
     run = _load(config)
     first = run.layout.mesh.is_first
-    asker = Asker(run, decoding=config.evaluate, console=Console(stderr=True, quiet=not first))
+    asker = Asker(run, decoding=config.evaluate, console=Console(stderr=True, quiet=not first), built=config.built)
     asked = asker.ask(config.ask, image=png)
     if first:
         _give(config, asked.record(), asked_table(asked))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -28,6 +29,7 @@ from rag_mm.evaluate.decoding import DecodingConfig
 from rag_mm.evaluate.evaluation import describe_decoding, describe_index
 from rag_mm.evaluate.rows import ROWS, row_of
 from retriever.embed import combined_hash, tensor_hashes
+from retriever.index import Index
 
 
 @dataclass(frozen=True)
@@ -88,20 +90,34 @@ class Asker:
     Args:
         decoding: by default the run's own.
         console: told about the index, if it has to be made.
+        built: folder of an index that a build job made; by default an exact one is made.
 
     Raises:
         ValueError: as `Answerer`.
     """
 
-    def __init__(self, run: Run, *, decoding: DecodingConfig | None = None, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        *,
+        decoding: DecodingConfig | None = None,
+        console: Console | None = None,
+        built: Path | None = None,
+    ) -> None:
         self.run, self.decoding = run, decoding or run.config.evaluate
         self.documents: Documents = ROWS[row_of(run.config)].documents
-        index = run.index(console=console) if self.documents == "retrieved" else None
+        index: Index | None = None
+        if built is not None:
+            if self.documents != "retrieved":
+                raise ValueError(f"--index is {built}, but {run.directory} is a run that retrieves nothing")
+            index = run.built_index(built, console=console)
+        elif self.documents == "retrieved":
+            index = run.index(console=console)
         self._answerer = Answerer(
             run.config, run.dataset, run.model, index, layout=run.layout, decoding=self.decoding
         )  # fmt: skip
         # Ranks that do not search hold no index; the first one, whose record counts, does.
-        self._index = describe_index(run, index)
+        self._index = describe_index(run, index, built)
         here = tensor_hashes(run.layout.tensors_here())
         everywhere = {name: digest for theirs in run.layout.mesh.gather(here) for name, digest in theirs.items()}
         self._weights = combined_hash(everywhere)

@@ -77,6 +77,7 @@ def evaluate_run(
     decoding: DecodingConfig | None = None,
     interrupt: Callable[[], bool] | None = None,
     tasks: Sequence[Task[Any, Any]] = (),
+    built: Path | None = None,
 ) -> Evaluated:
     """Answer questions for every row, each with the weights of ``run`` or with none, and write the files.
 
@@ -86,10 +87,11 @@ def evaluate_run(
         interrupt: asked after each batch whether to stop.
         tasks: that the answers are scored by as well (`rag_mm.evaluate.task_scores`), or the run's towers
             (`rag_mm.evaluate.tower_tasks`).
+        built: folder of an index that a build job made; by default an exact one is made beside the result.
 
     Raises:
         ValueError: if there are no questions, or not such as ``tasks`` score, the memory is smaller than
-            ``retriever.k``, or another process evaluates this run.
+            ``retriever.k``, ``built`` does not fit or no row retrieves, or another process evaluates this run.
         Interrupted: the same call goes on.
     """
     tower_tasks = [task for task in tasks if isinstance(task, OF_TOWERS)]
@@ -106,9 +108,14 @@ def evaluate_run(
     stem = which.name if rows else f"{which.name}.towers"  # nothing that was answered is overwritten
     first = run.layout.mesh.is_first
     with only_one(directory) if first else contextlib.nullcontext():
-        finished = _finished(run, which, decoding, directory / f".{stem}.unfinished", console)
         searches = any(ROWS[name].weights_of and ROWS[name].documents == "retrieved" for name in rows)
-        index = run.index(console=console) if searches else None
+        if built is not None and not searches:
+            raise ValueError(f"--index is {built}, but none of the rows retrieves from it")
+        index = None if built is None else run.built_index(built, console=console)
+        made_with = _made_with(run, which, decoding, index)
+        finished = _finished(run, made_with, directory / f".{stem}.unfinished", console)
+        if searches and built is None:
+            index = run.index(console=console)
         answerer = Answerer(
             run.config, run.dataset, run.model, index, layout=run.layout, decoding=decoding,
             depth=which.depth,
@@ -123,7 +130,7 @@ def evaluate_run(
                 by_task |= towers.scored(finished.directory, directory, progress=advance, interrupt=interrupt)
         header = describe_data(run.dataset, questions, split=which.split)
         header |= {"run_dir": str(run.directory), "step": run.step, "steps": run.config.train.steps}
-        header["index"] = describe_index(run, index)
+        header["index"] = describe_index(run, index, built)
         header |= {"k": run.config.retriever.k, "depth": which.depth}
         header["decoding"] = describe_decoding(decoding)
         header["truncated"] = _truncated(scored)
@@ -191,19 +198,19 @@ def score_rows(
     return scored
 
 
-def _finished(run: Run, which: QuestionsConfig, decoding: DecodingConfig, folder: Path, console: Console) -> Finished:
+def _finished(run: Run, made_with: dict[str, Any], folder: Path, console: Console) -> Finished:
     """What is done already of this very evaluation; all ranks call it."""
     mesh = run.layout.mesh
     if mesh.is_first:
-        said = open_finished(folder, _made_with(run, which, decoding))
+        said = open_finished(folder, made_with)
         if said:
             console.print(said, highlight=False, soft_wrap=True, markup=False)
     mesh.barrier()
     return Finished(folder, writer=str(mesh.replica))
 
 
-def _made_with(run: Run, which: QuestionsConfig, decoding: DecodingConfig) -> dict[str, Any]:
-    """Everything that decides a prediction."""
+def _made_with(run: Run, which: QuestionsConfig, decoding: DecodingConfig, built: Index | None) -> dict[str, Any]:
+    """Everything that decides a prediction, on the first rank."""
     config = dataclasses.replace(run.config, run_dir="", evaluate=DecodingConfig())
     return {
         "checkpoint": checkpoint_hash(run),
@@ -213,6 +220,7 @@ def _made_with(run: Run, which: QuestionsConfig, decoding: DecodingConfig) -> di
         "store": run.dataset.store.version,
         "decoding": describe_decoding(decoding),
         "depth": which.depth,
+        "index": "exact" if built is None else dataclasses.asdict(built.manifest),
     }
 
 
@@ -255,18 +263,19 @@ def describe_data(dataset: Dataset, questions: Questions, *, split: str) -> dict
     }
 
 
-def describe_index(run: Run, index: Index | None) -> dict[str, Any] | None:
+def describe_index(run: Run, index: Index | None, built: Path | None = None) -> dict[str, Any] | None:
     """Which index answered, None if nothing was searched."""
     if index is None:
         return None
-    directory = run.directory / "index-eval"
-    manifest = index.manifest
+    directory, manifest = built or run.directory / "index-eval", index.manifest
+    measured = {"effort": manifest.effort, "recall_at_10": manifest.recall_at_10} if manifest.factory != "Flat" else {}
     return {
         "directory": str(directory),
-        "version": list_versions(directory)[-1],
+        "version": list_versions(directory)[-1] if built is None or index.folder is None else int(index.folder.name),
         "weights": manifest.weights,
         "num_edits": manifest.num_edits,
         "factory": manifest.factory,
+        **measured,
     }
 
 

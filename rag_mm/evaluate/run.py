@@ -20,8 +20,11 @@ from rag_mm.mesh import Mesh
 from rag_mm.model import Model, empty_model
 from rag_mm.reader.fusion import answering_program
 from retriever import index as index_files
+from retriever import versions
 from retriever.build import build_index
+from retriever.embed import make_manifest
 from retriever.index import Index
+from retriever.manifest import read_manifest
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,38 @@ class Run:
             if not asked:  # the other ranks wait for what they are to embed
                 layout.embed_documents(store, [], **how)
             layout.mesh.barrier()
+
+    def built_index(self, folder: Path, *, console: Console | None = None) -> Index | None:
+        """The index that ``python -m retriever.build`` made of these weights and of the store as it is now.
+
+        All ranks call it, and all refuse one that does not fit. Gives it to the ranks that search, None to the others;
+        searched on the CPU, its lists stay on the disk.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it is of other weights, of another store or of an earlier edit; says what makes one that is not.
+        """
+        store, config = self.dataset.store, self.config
+        weights = self.layout.document_hash()
+        version = versions.current(folder)
+        manifest = read_manifest(folder / "versions" / str(version) / "manifest.json")
+        needed = make_manifest(self.model.encoder, store, image_size=config.data.image_size, weights=weights)
+        try:
+            manifest.check(needed, where=str(folder))
+            if manifest.num_edits < store.num_edits:
+                raise ValueError(
+                    f"the index at {folder} covers {manifest.num_edits} of the {store.num_edits} edits of the store"
+                )
+        except ValueError as error:
+            made_by = checkpoint.checkpoint_dir(self.directory, self.step)
+            raise ValueError(
+                f"{error}; `python -m retriever.build --config {self.directory / 'config.yaml'} "
+                f"--index.checkpoint {made_by} --index.dir {folder}` brings it there"
+            ) from None
+        if not self.layout.searches:
+            return None
+        index = index_files.load(folder, version=version, mapped=config.index.device == "cpu")
+        return self._placed(index, console)
 
     def _placed(self, index: Index, console: Console | None) -> Index:
         """On the device that ``index.device`` names."""
