@@ -110,7 +110,7 @@ def best_rows(
     while len(left) and wide:
         query = query_BE if len(left) == num_queries else query_BE[left]
         score, row = vectors.search(query, wide, effort)
-        if forbidden is None and len(left) == num_queries and _is_plain(vectors, score, row, k):
+        if forbidden is None and len(left) == num_queries and _is_plain(vectors, score, k):
             return score[:, :k], row[:, :k]
         ran_out = (row[:, -1] < 0) | (wide == num_rows)  # all that was visited has been fetched
         slack = numpy.zeros(len(left))
@@ -133,11 +133,14 @@ def best_rows(
     return scores, rows
 
 
-def _is_plain(vectors: Vectors, score_BW: Scores, row_BW: Rows, k: int) -> bool:
-    """Whether nothing is left to do: k and one more were found for every query, and no two of them are equal."""
-    if vectors.is_flat or row_BW.shape[1] <= k or row_BW[:, k].min() < 0:
-        return False
-    return bool((score_BW[:, :k] > score_BW[:, 1 : k + 1]).all())
+def _is_plain(vectors: Vectors, score_BW: Scores, k: int) -> bool:
+    """Whether nothing is left to do: k were found for every query, and no two of them, nor the next, are equal.
+
+    What was not found stands last, with equal scores; where that is the next alone, all that was visited is known.
+    """
+    return (
+        not vectors.is_flat and score_BW.shape[1] > k and bool((score_BW[:, :k] > score_BW[:, 1 : k + 1]).all())
+    )
 
 
 def _recomputed(
