@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -73,8 +74,8 @@ class DataConfig:
             )
         if self.at_edit is not None and self.at_edit < 0:
             raise ValueError(f"data.at_edit is {self.at_edit}; it must be at least 0")
-        if self.cache_gib <= 0:
-            raise ValueError(f"data.cache_gib is {self.cache_gib}; it must be more than 0")
+        if not 0 < self.cache_gib < math.inf:
+            raise ValueError(f"data.cache_gib is {self.cache_gib}; it must be a number above 0")
         if self.mixture:
             try:
                 shares(self.mixture)

@@ -290,7 +290,11 @@ class Dataset:
             return load_tokenizer(self._tokenizer_dir)
         if not (self.directory / "tokenizer").is_dir():
             raise ValueError(f"{self.directory} has no tokenizer; prepare it with --vocabulary, or set data.tokenizer")
-        return PreTrainedTokenizerFast.from_pretrained(str(self.directory / "tokenizer"))
+        folder = self.directory / "tokenizer"
+        try:
+            return PreTrainedTokenizerFast.from_pretrained(str(folder))
+        except Exception as error:  # the tokenizers library raises bare exceptions for a damaged file
+            raise ValueError(f"{folder} cannot be read ({error}); {ANEW}") from None
 
     def questions(self, split: str) -> QuestionSet:
         """The questions of ``split`` in this fold, in the order of the shards."""

@@ -121,6 +121,7 @@ class DocumentStore:
             max_open_files=max_open_files,
             num_threads=num_threads,
             on_first_use=None if self.copies is None else self.copies.want,
+            may_grow=[self._log_number],
         )
         self._cache: OrderedDict[str, Entry] = OrderedDict()
         self._cached_bytes = 0
@@ -293,8 +294,14 @@ class DocumentStore:
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 allowed = ", ".join(document.fields)
                 raise ValueError(f"document {document_id!r} has no field {field!r} (it has: {allowed}){hint}")
-            if not value.strip() or "\n" in value:
+            if not value.strip() or len(value.splitlines()) > 1 or value.splitlines()[0] != value:
                 raise ValueError(f"field {field!r} of {document_id!r} must be one non-empty line, is {value!r}")
+            try:
+                value.encode("utf-8")
+            except UnicodeEncodeError:
+                raise ValueError(
+                    f"field {field!r} of {document_id!r} is {value!r}, which holds half a character"
+                ) from None
             return {"op": "edit", "id": document_id, "field": field, "value": value}
 
         self._change(entry)

@@ -92,7 +92,7 @@ class EditLog:
                 break
             try:
                 self._take(line)
-            except (KeyError, TypeError, ValueError) as error:
+            except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
                 reason = f"no {error}" if isinstance(error, KeyError) else error
                 raise ValueError(f"{self.path}, edit {len(self) + 1} is malformed: {reason}") from error
             if len(self) == self.at_edit:

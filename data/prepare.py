@@ -25,6 +25,8 @@ from data.formats.common import Common
 from data.formats.finishing import FORMAT
 from data.passages import Chunking
 
+SAY_EVERY_S = 30.0  # where there is no terminal to draw a bar on
+
 
 def build_factbook(out: Path, **options: Any) -> dict[str, Any]:
     """See `data.factbook`, which is imported here because every process of a conversion imports this module."""
@@ -153,14 +155,33 @@ def _common(options: argparse.Namespace) -> Common:
 
 @contextmanager
 def _progress() -> Any:
-    """A bar with the time left; gives what is told (what, share done)."""
+    """A bar with the time left, or lines where there is no terminal; gives what is told (what, share done)."""
+    if not sys.stderr.isatty():
+        yield _lines(time.monotonic)
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True, disable=not sys.stderr.isatty(), console=Console(stderr=True)) as bar:
+    with Progress(*columns, transient=True, console=Console(stderr=True)) as bar:
         task = bar.add_task("starting", total=1.0)
         yield lambda what, share: bar.update(task, description=what, completed=share)
+
+
+def _lines(clock: Callable[[], float]) -> Callable[[str, float], None]:
+    """Says what is done every `SAY_EVERY_S` seconds, with the time left at the pace so far."""
+    begun = said = clock()
+
+    def tell(what: str, share: float) -> None:
+        nonlocal said
+        now = clock()
+        if now - said < SAY_EVERY_S or share >= 1:
+            return
+        left = f", {(now - begun) * (1 - share) / share:.0f} s left" if share else ""
+        print(f"{what}: {share:.0%}{left}", file=sys.stderr, flush=True)
+        said = now
+
+    return tell
 
 
 def _say(out: Path, info: dict[str, Any], seconds: float) -> None:

@@ -7,6 +7,10 @@ would block goes to a few threads, so that a disk or a parallel file system sees
 that have to be opened, unless the opens before were as fast as a local disk's. Where the system has no
 ``RWF_NOWAIT``, every read goes to the threads.
 
+A local file that has to be opened again must be of the size and time that it had when it was opened first: a shard that
+is replaced in the middle of a run would give bytes of other samples. (A descriptor that stays open still reads the old
+file.)
+
 Files of an fsspec file system are read by its ``cat_ranges``, which does the concurrency. A file may be replaced by
 a local copy while reads go on (``replace``). Safe between threads and across fork.
 """
@@ -20,7 +24,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -83,10 +87,12 @@ class RandomReads:
         max_open_files: int = 64,
         num_threads: int = 16,
         on_first_use: Callable[[int], None] | None = None,
+        may_grow: Collection[int] = (),
     ) -> None:
         """Nothing is opened before it is read.
 
         Args:
+            may_grow: numbers of files that somebody appends to.
             filesystem: an ``fsspec.AbstractFileSystem`` that holds the files; None for local paths.
             max_open_files: descriptors held at most; the least recently used is closed first.
             num_threads: reads in flight at most.
@@ -101,7 +107,9 @@ class RandomReads:
         self._num_threads = num_threads
         self._on_first_use = on_first_use
         self._unused = [True] * len(self.files) if on_first_use else []
-        self._open = _OpenFiles(max_open_files)
+        self._may_grow = frozenset(may_grow)
+        unchanging = () if filesystem is not None else (f for i, f in enumerate(self.files) if i not in self._may_grow)
+        self._open = _OpenFiles(max_open_files, unchanging=frozenset(unchanging))
         self._pool: ThreadPoolExecutor | None = None
         self._nowait = NOWAIT
         self._lock = threading.Lock()
@@ -110,7 +118,7 @@ class RandomReads:
     def __reduce__(self) -> Any:
         if self._on_first_use is not None:
             raise TypeError("reads with a callback belong to one process; make them anew in the other")
-        return _again, (self.files, self._filesystem, self._open.limit, self._num_threads)
+        return _again, (self.files, self._filesystem, self._open.limit, self._num_threads, self._may_grow)
 
     @property
     def num_open(self) -> int:
@@ -273,8 +281,12 @@ class RandomReads:
 _Ranges = Sequence[Range] | NDArray[numpy.int64]
 
 
-def _again(files: list[str], filesystem: Any, max_open_files: int, num_threads: int) -> RandomReads:
-    return RandomReads(files, filesystem=filesystem, max_open_files=max_open_files, num_threads=num_threads)
+def _again(
+    files: list[str], filesystem: Any, max_open_files: int, num_threads: int, may_grow: Collection[int]
+) -> RandomReads:
+    return RandomReads(
+        files, filesystem=filesystem, max_open_files=max_open_files, num_threads=num_threads, may_grow=may_grow
+    )
 
 
 def _ended(path: str, run: Run) -> str:
@@ -297,10 +309,14 @@ class _OpenFile:
 
 
 class _OpenFiles:
-    """Descriptors by number of the file; one in use is never closed, and there are never more than ``limit``."""
+    """Descriptors by number of the file; one in use is never closed, and there are never more than ``limit``.
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    Those of ``unchanging`` paths are refused once they are not what they were when they were opened first.
+    """
+
+    def __init__(self, limit: int, *, unchanging: frozenset[str]) -> None:
+        self.limit, self._unchanging = limit, unchanging
+        self._seen: dict[str, tuple[int, int]] = {}  # size and time of the unchanging ones
         self._open_s = 10 * FAST_OPEN_S  # of the opens before, the later ones counting more; unknown is slow
         self._files: OrderedDict[int, _OpenFile] = OrderedDict()
         self._leaving: list[_OpenFile] = []  # replaced while in use; closed by the last user
@@ -338,12 +354,22 @@ class _OpenFiles:
                     if entry.fd < 0:
                         # The caller's path: another reader may have made this entry for a copy that is gone.
                         start = time.perf_counter()
-                        entry.fd, entry.path = os.open(path, os.O_RDONLY | os.O_CLOEXEC), path
+                        entry.fd, entry.path = self._opened(path), path
                         self._open_s += (min(time.perf_counter() - start, 10 * FAST_OPEN_S) - self._open_s) / 8
         except BaseException:
             self.give_back(file, entry)
             raise
         return entry
+
+    def _opened(self, path: str) -> int:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if path in self._unchanging:
+            stat = os.fstat(fd)
+            is_now = stat.st_size, stat.st_mtime_ns
+            if self._seen.setdefault(path, is_now) != is_now:
+                os.close(fd)
+                raise OSError(errno.ESTALE, "changed since it was opened first", path)
+        return fd
 
     def give_back(self, file: int, entry: _OpenFile) -> None:
         with self._changed:
@@ -378,7 +404,8 @@ class _OpenFiles:
 
     def of_child(self) -> _OpenFiles:
         """The same descriptors in a child of fork, used by nobody yet."""
-        child = _OpenFiles(self.limit)
+        child = _OpenFiles(self.limit, unchanging=self._unchanging)
+        child._seen = self._seen
         child._files = OrderedDict((n, _OpenFile(e.fd, 0, e.path)) for n, e in self._files.items() if e.fd >= 0)
         return child
 

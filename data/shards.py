@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from data.shard_index import SUFFIX, ShardIndex, build_index, split_key
 
 MEMBER_MTIME = 0  # fixed, so that the same samples give the same bytes
+WRITTEN = re.compile(r"shard-[0-9]{6}\.tar")
 _ABANDONED_S = 3600.0  # age of a temporary file that nobody is writing any more
 
 
@@ -28,9 +31,16 @@ def index_path(tar: Path) -> Path:
     return tar.with_name(tar.name.removesuffix(".tar") + SUFFIX)
 
 
-def write_index(tar: Path) -> ShardIndex:
-    """Build the index of ``tar`` and put it beside the tar: whoever looks finds the old one or the new one."""
+def write_index(tar: Path, *, own: bool = False) -> ShardIndex:
+    """Build the index of ``tar`` and put it beside the tar: whoever looks finds the old one or the new one.
+
+    Args:
+        own: the tar was just written by this project, and gets the `time_of` its contents.
+    """
     index = build_index(tar)
+    if own:
+        index = replace(index, mtime_ns=time_of(index.sha256))
+        os.utime(tar, ns=(index.mtime_ns, index.mtime_ns))
     target = index_path(tar)
     for old in target.parent.glob(f"{target.name}.tmp-*"):  # of a process that was killed
         if time.time() - old.stat().st_mtime > _ABANDONED_S:
@@ -42,6 +52,15 @@ def write_index(tar: Path) -> ShardIndex:
         os.fsync(file.fileno())
     os.replace(temporary, target)
     return index
+
+
+def time_of(sha256: str) -> int:
+    """A time of modification (ns since 1970, whole seconds) made of a checksum.
+
+    The same samples give the same index, so its tar cannot keep the time it was written at. A fixed time would say
+    nothing where one tar takes the place of another of the same size; this one differs.
+    """
+    return (int(sha256[:8], 16) >> 2) * 10**9  # up to 2004
 
 
 def read_index(tar: Path) -> ShardIndex:
@@ -90,10 +109,17 @@ def remedy(tar: Path) -> str:
 def write_shards(
     directory: Path, samples: Iterable[tuple[str, Mapping[str, bytes]]], *, samples_per_shard: int = 100_000
 ) -> list[ShardIndex]:
-    """Write samples as ``shard-000000.tar`` ... with their indices; the same samples give the same bytes."""
+    """Write samples as ``shard-000000.tar`` ... with their indices; the same samples give the same bytes.
+
+    Shards of these names that are there already are removed first, so that none of a longer data set stays.
+    """
     import webdataset  # slow to import and only writers need it
 
     directory.mkdir(parents=True, exist_ok=True)
+    for old in shard_paths(directory):
+        if WRITTEN.fullmatch(old.name):
+            index_path(old).unlink(missing_ok=True)
+            old.unlink()
     pattern = str(directory / "shard-%06d.tar")
     # format: USTAR holds no process-dependent fields; user and group are fixed as well as the time.
     with webdataset.ShardWriter(
@@ -111,9 +137,7 @@ def write_shards(
                 raise ValueError(f"sample key {key!r} is not allowed: no dots, no '..', not absolute")
             writer.write({"__key__": key, **members})
     tars = shard_paths(directory)
-    for tar in tars:
-        os.utime(tar, (0, 0))  # the index names the time; a fixed one keeps its bytes the same too
-    indices = [write_index(tar) for tar in tars]
+    indices = [write_index(tar, own=WRITTEN.fullmatch(tar.name) is not None) for tar in tars]
     for index in indices:
         if index.bad_samples:
             row = int(index.problem_numbers.argmax())

@@ -147,6 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     RESULTS.write_text(json.dumps(result, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
     if options.docs:
         given = DOCS.read_text(encoding="utf-8")
+        assert MARK.search(given), f"{DOCS} has no place for the table"
         DOCS.write_text(MARK.sub(lambda _: f"<!-- wordnet -->\n{text}\n<!-- /wordnet -->\n", given), encoding="utf-8")
     return 0
 

@@ -37,6 +37,10 @@ def prepare(form: Format, common: Common, *, progress: Progress = lambda what, s
     Raises:
         ValueError: the sources are wrong, or something else lies at ``out``; the message says what and where.
     """
+    if form.shard_a_file and common.rows_per_shard:
+        raise ValueError(
+            f"--rows-per-shard is {common.rows_per_shard}, but {form.name} makes a shard of each of its tars"
+        )
     out, spec = common.out, _spec(form, common)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         if _made_by(out / "dataset.json") == spec:

@@ -14,6 +14,7 @@ from data.formats.common import Common
 from data.formats.format import SPLITS, Piece, Report
 from data.formats.lines import SourceFile
 from data.formats.pieces import Job
+from data.formats.whole import fingerprint_of
 from data.shard_set import ShardSet
 
 FORMAT = 1
@@ -46,7 +47,7 @@ def finish(
     num_documents = sum(r["samples"] for r in documents)
     borrowed = None
     if common.memory is not None:
-        borrowed = json.loads((common.memory / "dataset.json").read_text(encoding="utf-8"))["fingerprint"]
+        borrowed = fingerprint_of(common.memory)
         num_documents = len(ShardSet(folder / "documents"))
     info = {
         "name": job.format.name,

@@ -124,13 +124,13 @@ class Format(ABC):
         name: as on the command line.
         summary: one line for ``--help``.
         rows_per_shard: lines or rows a shard is made of, unless the user says otherwise.
-        needs_memory: whether the format has no documents, so that ``--memory`` must name some.
+        shard_a_file: whether a shard is made of each file of the source, whatever it holds.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     rows_per_shard: ClassVar[int] = 100_000
-    needs_memory: ClassVar[bool] = False
+    shard_a_file: ClassVar[bool] = False
 
     @abstractmethod
     def sources(self) -> list[SourceFile]:

@@ -77,7 +77,9 @@ class Hub(Format):
 
     def _roles(self) -> Roles:
         loaded = _load(self.dataset, self.config, self.revision)
-        return Roles.find(next(iter(loaded.values())).column_names, self.column, self.dataset)
+        if any(text.startswith("split=") for text in self.column):
+            raise ValueError("--column split names a column, but rows of this format are in the splits of --splits")
+        return Roles.find(next(iter(loaded.values())).column_names, ("split=", *self.column), self.dataset)
 
     def columns(self, work: Work) -> dict[str, str]:
         return self._roles().columns
@@ -104,7 +106,8 @@ class Hub(Format):
     def read(self, piece: Piece, work: Work) -> Iterator[Item]:
         roles = self._roles()
         rows = _load(self.dataset, self.config, self.revision)[piece.source]
-        image_column = roles.columns.get("image")
+        image_column, path = roles.columns.get("image"), Path(self.dataset)
+        folder = path.parent if path.is_file() else path
         if piece.folder.startswith("pairs") and image_column is not None:
             rows = rows.remove_columns(image_column)
         for number in range(piece.start, piece.stop):
@@ -114,7 +117,7 @@ class Hub(Format):
                 for pair in roles.pairs(row, name):
                     yield number, pair
                 continue
-            image = None if image_column is None else _picture(row, image_column, Path(self.dataset))
+            image = None if image_column is None else _picture(row, image_column, folder)
             if isinstance(image, BadPicture):
                 work.report.leave_out(image, place)
             elif piece.folder == "documents":

@@ -1,8 +1,9 @@
 """img2dataset folders in its webdataset form: ``00000.tar`` with jpg, txt and json, beside it ``00000.parquet``.
 
 Every picture is a document without text, and its caption a pair that names it as right (``--captioned``: documents
-hold the caption, too). The json and what it says (url, licence, sizes) is kept in meta. For plain training on pairs
-such a folder need not be converted at all: ``python -m data.shards index DIR`` makes it readable where it is.
+hold the caption, too). The json and what it says (url, licence, sizes) is kept in meta. ``train.py`` reads the data
+set that this makes; a loop of one's own can read such a folder as it is (`data.loader`), once ``python -m data.shards
+index DIR`` has indexed it.
 
 A crawl of a week leaves tars that are cut off, captions that are not UTF-8 and pictures that are none. What is whole is
 converted and the rest counted by reason, with the first tar and sample of each; too many stop the conversion. How many
@@ -40,6 +41,7 @@ class Img2dataset(Format):
 
     name: ClassVar[str] = "img2dataset"
     summary: ClassVar[str] = "img2dataset: a folder of tars (jpg, txt, json) with parquet files beside them"
+    shard_a_file: ClassVar[bool] = True
 
     folder: Path = option("the folder", type=Path, metavar="DIR")
     split: str = option("split of everything in the folder", default="train", choices=SPLITS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -124,14 +125,14 @@ class _Writer:
         if isinstance(item, Document):
             passages = list(cut(item, self._job.chunking))
             for passage in passages:
-                self._write(number, *to_sample(passage))
+                self._write(number, *self._made(number, to_sample, passage))
                 self._keep_text(passage.text)
             count = len(passages) if self._job.chunking.words else 0
         else:
             answered = self._with_known_ids(number, item)
             if answered is None:
                 return
-            self._write(number, *to_members(answered))
+            self._write(number, *self._made(number, to_members, answered))
             count = 0
             if isinstance(answered, Sample):
                 if answered.subject:
@@ -144,6 +145,15 @@ class _Writer:
         self._places.append(number)
         self._passages.append(count)
         self._pictures += item.image is not None
+
+    def _made(
+        self, number: int, make: Callable[[Any], tuple[str, dict[str, bytes]]], item: Any
+    ) -> tuple[str, dict[str, bytes]]:
+        """Key and members; what is wrong with the id is said with its place."""
+        try:
+            return make(item)
+        except ValueError as error:
+            raise ValueError(f"{self._place(number)}: {error}") from None
 
     def _write(self, number: int, key: str, members: dict[str, bytes]) -> None:
         self._out.write({"__key__": key, **members})
@@ -194,9 +204,8 @@ class _Writer:
         self._file.close()
         sha256 = None
         if self._written:
-            os.utime(self._temporary, (0, 0))  # the index names the time; a fixed one keeps its bytes the same
             os.replace(self._temporary, self._tar)
-            sha256 = write_index(self._tar).sha256
+            sha256 = write_index(self._tar, own=True).sha256
         else:
             self._temporary.unlink()
         numpy.savez(

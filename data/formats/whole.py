@@ -13,6 +13,7 @@ import numpy
 from data.formats.format import Piece, Report
 from data.formats.id_tables import MemoryIds, hash_of, hashes_of
 from data.formats.pieces import Job
+from data.json_files import read_json
 from data.sample_ids import from_key
 from data.shard_index import SUFFIX
 from data.shard_set import ShardSet
@@ -53,10 +54,19 @@ def index_documents(job: Job, pieces: Sequence[Piece]) -> None:
     MemoryIds.write(job.state, hashes, counts)
 
 
+def fingerprint_of(memory: Path) -> str:
+    """The fingerprint of a data set whose documents are used; ValueError if its ``dataset.json`` is damaged."""
+    found = read_json(memory / "dataset.json").get("fingerprint")
+    if not isinstance(found, str):
+        raise ValueError(f"--memory is {memory}, whose dataset.json holds no fingerprint; prepare it again")
+    return found
+
+
 def borrow_documents(memory: Path, job: Job) -> None:
     """Take the documents of another data set: hard links where the disk can, copies where not."""
     if not (memory / "dataset.json").is_file():
         raise ValueError(f"--memory is {memory}, which is no prepared data set (it has no dataset.json)")
+    fingerprint_of(memory)
     if (memory / "documents" / "edits.jsonl").exists():
         raise ValueError(f"--memory is {memory}, whose documents were edited since; prepare it again without edits")
     target = job.folder / "documents"

@@ -124,3 +124,12 @@ def test_an_edit_changes_the_document_but_not_the_data_fingerprint(factbook_dir:
 def test_digest_depends_on_ids_and_order():
     assert len({digest(ids) for ids in (["a", "b"], ["b", "a"], ["ab"], ["a"])}) == 4
     assert digest(iter(["a", "b"])) == digest(["a", "b"])
+
+
+def test_a_damaged_tokenizer_is_named(tmp_path: Path):
+    write_dataset(tmp_path, [("q", question())])
+    (tmp_path / "tokenizer").mkdir(exist_ok=True)
+    for contents in ("{", '{"model": 3}', "\x00"):
+        (tmp_path / "tokenizer" / "tokenizer.json").write_text(contents)
+        with pytest.raises(ValueError, match=rf"{tmp_path}/tokenizer cannot be read"):
+            _ = Dataset(tmp_path).tokenizer

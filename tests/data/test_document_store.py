@@ -107,6 +107,8 @@ def test_a_line_torn_by_a_crash_is_left_out_and_cut_off(directory: Path):
     [
         ("captial", "x", "did you mean 'capital'"),
         ("capital", "a\nb", "one non-empty line"),
+        ("capital", "a\rb", "one non-empty line"),
+        ("capital", "\ud800", "half a character"),
         ("code", " ", "line"),
     ],
 )

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import kept_table, shards
+from data.document import Document
 from data.document_ids import DocumentIds
 from data.document_store import DocumentStore
 from data.document_table import FILE, DocumentTable, build_table
@@ -105,6 +106,18 @@ def test_the_table_is_built_once_and_again_when_a_shard_changes(directory: Path,
     tar.write_bytes(tar.read_bytes().replace(b"new", b"odd"))  # without indexing it again
     with pytest.raises(ValueError, match="changed since its index was made"):
         DocumentStore(directory)
+
+
+def test_a_store_rewritten_in_the_same_size_is_another(tmp_path: Path):
+    """One fact is another now: every file has the size it had, and the id table is of before."""
+    opened = []
+    for capital in ("Lima", "Oslo"):
+        write_store(tmp_path, [Document("a", "A", {"capital": capital}), Document("b", "B", {"capital": "Rome"})])
+        store = DocumentStore(tmp_path)
+        assert store.fetch(["a"])[0].fields == {"capital": capital}
+        opened.append((store.fingerprint, [path.stat().st_size for path in sorted(tmp_path.iterdir())]))
+    (first, before), (second, after) = opened
+    assert first != second and before == after
 
 
 def test_copied_shards_need_no_new_edits_but_a_new_table(directory: Path, tmp_path: Path):

@@ -1,5 +1,6 @@
 """Where a run's documents lie, and as of which edit, is what its configuration says."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,9 @@ def test_documents_are_read_where_and_when_the_configuration_says(factbook_dir: 
     tiny.close()
 
 
-@pytest.mark.parametrize(("field", "value"), [("at_edit", -1), ("cache_gib", 0.0)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("at_edit", -1), ("cache_gib", 0.0), ("cache_gib", math.inf), ("cache_gib", math.nan)]
+)
 def test_what_cannot_be_is_refused(field: str, value: float):
     with pytest.raises(ValueError, match=f"data.{field} is {value}"):
         DataConfig(**{field: value})  # type: ignore[arg-type]

@@ -74,3 +74,11 @@ def test_a_missing_package_names_the_extra(
 def test_unknown_country_is_named(tmp_path: Path):
     with pytest.raises(ValueError, match="names zz"):
         prepare("factbook", tmp_path / "x", countries=["np", "zz"])
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]):
+    now = [0.0]
+    tell = module._lines(lambda: now[0])
+    for now[0], share in ((1, 0.0), (31, 0.0), (40, 0.1), (100, 0.5), (110, 0.6), (140, 1.0)):
+        tell("converting", share)
+    assert capsys.readouterr().err.splitlines() == ["converting: 0%", "converting: 50%, 100 s left"]

@@ -229,3 +229,21 @@ def test_opens_that_become_slow_go_to_the_threads_and_come_back(tmp_path: Path, 
     for took[0], expected in ((1e-6, True), (1e-2, False), (1e-6, True)):
         reads.read([(i, 0, 1) for i in range(200)])
         assert reads._open.opens_fast == expected
+
+
+def test_a_file_that_was_replaced_is_refused_when_it_is_opened_again(tmp_path: Path):
+    """Not where it is still open, nor where somebody appends to it."""
+    files = [tmp_path / name for name in "abc"]
+    for file in files:
+        file.write_bytes(b"old")
+    reads = RandomReads(files, max_open_files=1, may_grow=[2])
+    assert reads.read([(0, 0, 3), (1, 0, 3), (2, 0, 3)]) == [b"old"] * 3  # the last is open now
+    (tmp_path / "new").write_bytes(b"new")
+    os.utime(tmp_path / "new", (1, 1))
+    os.replace(tmp_path / "new", files[0])
+    with files[2].open("ab") as log:
+        log.write(b"er")
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"changed since it was opened first.*/a"):
+            reads.read([(0, 0, 3)])
+        assert reads.read([(1, 0, 3), (2, 0, 5)]) == [b"old", b"older"]

@@ -1,5 +1,9 @@
 import io
 import os
+import shutil
+import signal
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -7,8 +11,10 @@ import pytest
 import webdataset
 
 from data import shards
+from data.indexing import index_tar
 from data.shard_set import ShardSet
 
+ROOT = Path(__file__).parents[2]
 SAMPLES = [(f"s{i:03d}", {"json": b'{"n": %d}' % i, "png": bytes([i]) * (i * 37 + 1)}) for i in range(20)]
 
 
@@ -82,6 +88,51 @@ def test_tar_that_no_longer_matches_its_index_is_refused(tmp_path: Path):
         file.write(bytes(512))
     with pytest.raises(ValueError, match=r"bytes but its index was made for"):
         shards.load_index(tar)
+
+
+def test_another_tar_of_the_same_size_is_noticed_though_all_times_are_kept(tmp_path: Path):
+    """Tars are padded, so many have the same size; copies and archives keep times."""
+    for name in "ab":
+        shards.write_shards(tmp_path / name, [(key, {"txt": f"{name}{key}".encode()}) for key in "012"])
+    ours, theirs = (tmp_path / name / "shard-000000.tar" for name in "ab")
+    assert ours.stat().st_size == theirs.stat().st_size
+    shutil.copy2(theirs, ours)
+    assert not shards.is_current(ours)
+    with pytest.raises(ValueError, match=r"checksums differ.*python -m data\.shards index"):
+        ShardSet(tmp_path / "a")
+    assert index_tar(ours).is_new and ShardSet(tmp_path / "a").read([1])[0].members == {"txt": b"b1"}
+
+
+def test_of_a_longer_data_set_nothing_stays(tmp_path: Path):
+    shards.write_shards(tmp_path, SAMPLES, samples_per_shard=2)
+    (tmp_path / "others.tar").write_bytes((tmp_path / "shard-000000.tar").read_bytes())
+    shards.write_shards(tmp_path, SAMPLES[:3], samples_per_shard=2)
+    kept = [
+        f"{name}{end}" for name in ("others", "shard-000000", "shard-000001") for end in (".index.safetensors", ".tar")
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+
+
+_KILLED = """
+import os, signal
+from data import shards
+from pathlib import Path
+build = shards.build_index
+def killed(tar):
+    if tar.name == "shard-000001.tar":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return build(tar)
+shards.build_index = killed
+shards.write_shards(Path(__import__("sys").argv[1]), [(f"{i}", {"txt": b"new"}) for i in range(6)], samples_per_shard=2)
+"""
+
+
+def test_killed_between_shards_and_indices_the_folder_is_refused(tmp_path: Path):
+    shards.write_shards(tmp_path, [(f"{i}", {"txt": b"old"}) for i in range(6)], samples_per_shard=2)
+    child = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], cwd=ROOT, check=False)
+    assert child.returncode == -signal.SIGKILL and len(list(tmp_path.glob("*.tar"))) == 3
+    with pytest.raises(ValueError, match=r"shard-000001\.tar has no index"):
+        ShardSet(tmp_path)
 
 
 def test_missing_and_broken_index(tmp_path: Path):

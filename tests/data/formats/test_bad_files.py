@@ -222,6 +222,11 @@ CASES: dict[str, tuple[str, Break, str]] = {
         lambda root: (root / "image_pixels_part-00000.csv.gz").write_bytes(b"\x1f\x8b\x08" + b"x" * 50),
         "image_pixels_part-00000.csv.gz is not a whole gzip file",
     ),
+    "an id that is a text": (
+        "kilt",
+        appended(KILT, json.dumps({"wikipedia_id": "x" * 1200, "wikipedia_title": "A", "text": []}).encode() + b"\n"),
+        f"{KILT}, line 3: id 'xxx",
+    ),
     "no data set": (
         "datasets",
         lambda root: (root / "saved" / "dataset_dict.json").write_text("{"),
@@ -297,6 +302,33 @@ def test_a_picture_cannot_be_named_outside_of_its_folder(tmp_path: Path, capsys:
 def test_options_are_checked(options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert prepare.main([*examples.atlas(tmp_path), "--workers", "1", "--out", str(tmp_path / "out"), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("img2dataset", ["--rows-per-shard", "7"], "img2dataset makes a shard of each of its tars"),
+        ("datasets", ["--column", "split=part"], "rows of this format are in the splits of --splits"),
+    ],
+)
+def test_options_that_a_format_has_no_use_for_are_refused(
+    name: str, options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    argv = EXAMPLES[name][0](tmp_path)
+    assert prepare.main([*argv, "--workers", "1", "--out", str(tmp_path / "out"), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("contents", "message"), [("{}", "holds no fingerprint"), ("{", "dataset.json is damaged")])
+def test_a_memory_that_is_not_whole_is_named(
+    contents: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "memory" / "documents").mkdir(parents=True)
+    (tmp_path / "memory" / "dataset.json").write_text(contents)
+    argv = [*examples.atlas(tmp_path), "--memory", str(tmp_path / "memory"), "--workers", "1"]
+    assert prepare.main([*argv, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert message in error and str(tmp_path / "memory") in error
 
 
 def test_columns_that_make_nothing_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -303,6 +303,16 @@ def test_datasets_reads_plain_files(kind: str, tmp_path: Path):
     assert (second.question, second.meta) == ("r?", {"title": "U", "level": 2})
 
 
+def test_datasets_finds_pictures_beside_a_single_file(tmp_path: Path):
+    picture = examples.picture(1)
+    (tmp_path / "a.png").write_bytes(picture)
+    (tmp_path / "meta.jsonl").write_text('{"file_name": "a.png", "title": "A"}\n')
+    argv = ["datasets", "--dataset", str(tmp_path / "meta.jsonl"), "--workers", "1", "--vocabulary", "0"]
+    assert prepare.main([*argv, "--out", str(tmp_path / "out")]) == 0
+    store = Dataset(tmp_path / "out").store
+    assert [document.image for document in store.fetch(store.ids)] == [picture]
+
+
 def test_datasets_passes_pictures_on_unchanged(tmp_path: Path):
     dataset = convert(tmp_path, "datasets")
     document = dataset.store.fetch(["validation-0"])[0]
