@@ -4,20 +4,24 @@ A bad sample keeps its place with weight 0, so nothing fails when one comes by, 
 So each reader counts, the counts are shown at the end of every epoch, and beyond a share that the user sets
 training stops and names the shard with the most. The share is of the samples read so far, each counted once an
 epoch however often it is read, and not judged before `JUDGED_FROM` of them (or all, of a smaller data set): one bad
-sample among the first ten is no tenth of the data. What was counted as good and turns out to be bad later, when another
-rank has looked at its picture, counts as bad from then on.
+sample among the first ten is no tenth of the data. A batch that takes its rest from the next epoch counts in both.
+What was counted as good and turns out to be bad later, when another rank has looked at its picture, counts as bad from
+then on.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy
 
 JUDGED_FROM = 1000
 EXAMPLES = 3
+RECENT = 1 << 16  # bad samples of which is known what they were; more than a batch has
 _UNREAD, _GOOD, _BAD = 0, 1, 2
 
 
@@ -44,13 +48,41 @@ class BadData:
         self._lock = threading.Lock()
         self.start_epoch()
 
-    def start_epoch(self) -> None:
-        """Count from zero."""
+    def start_epoch(self, begun: Iterable[int] = ()) -> None:
+        """Count from zero.
+
+        Args:
+            begun: positions that the last batch took of the new epoch, and that were read in the old one, too.
+        """
+        before, found = getattr(self, "_state", None), getattr(self, "_recent", {})
         self.num_read = 0
         self.reasons: Counter[str] = Counter()
         self.shards: Counter[Path] = Counter()
         self.examples: dict[str, list[str]] = {}
         self._state = numpy.zeros(self._total, dtype=numpy.uint8)
+        self._recent: dict[int, tuple[str, str, Path]] = {}
+        for position in begun:
+            if before is not None and before[position] != _UNREAD:
+                problem, key, shard = found.get(position, (None, "", Path()))
+                self.record(position, problem, key=key, shard=shard)
+
+    def state(self) -> dict[str, Any]:
+        """The counts, as JSON, to go on with."""
+        with self._lock:
+            return {
+                "num_read": self.num_read,
+                "reasons": dict(self.reasons),
+                "shards": {str(shard): count for shard, count in self.shards.items()},
+                "examples": {reason: list(keys) for reason, keys in self.examples.items()},
+            }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from a `state`: what it counted is not read again in its epoch."""
+        self.start_epoch()
+        with self._lock:
+            self.num_read = state["num_read"]
+            self.reasons, self.examples = Counter(state["reasons"]), dict(state["examples"])
+            self.shards = Counter({Path(shard): count for shard, count in state["shards"].items()})
 
     def record(self, position: int, problem: str | None, *, key: str, shard: Path) -> None:
         """Count the sample at ``position``, bad if it has a ``problem``, unless it was counted so in this epoch."""
@@ -59,10 +91,13 @@ class BadData:
             if before >= (_GOOD if problem is None else _BAD):
                 return
             self._state[position] = _GOOD if problem is None else _BAD
-            self.num_read += before == _UNREAD
+            self.num_read += int(before == _UNREAD)
             if problem is not None:
                 self.reasons[problem] += 1
                 self.shards[shard] += 1
+                self._recent[position] = problem, key, shard
+                if len(self._recent) > RECENT:
+                    del self._recent[next(iter(self._recent))]
                 examples = self.examples.setdefault(problem, [])
                 if len(examples) < EXAMPLES:
                     examples.append(key)

@@ -10,6 +10,7 @@ The price of counting each document once is a byte a document and process.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy
@@ -29,8 +30,8 @@ class BadDocuments(BadData):
         """``total``: documents in the shards; those added since are counted behind them."""
         super().__init__(name, total=total, fate="documents are read without what is damaged of them")
 
-    def start_epoch(self) -> None:
-        super().start_epoch()
+    def start_epoch(self, begun: Iterable[int] = ()) -> None:
+        super().start_epoch(begun)
         self.found: dict[str, str] = {}
 
     def record(self, position: int, problem: str | None, *, key: str, shard: Path) -> None:

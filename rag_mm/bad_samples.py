@@ -9,7 +9,7 @@ Documents have no epochs: what is bad of them is said at the end of each epoch o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from data.bad_data import BadData
 
@@ -36,8 +36,13 @@ class BadSamples:
         self._sequences, self._max_share, self._epochs, self._say = sequences, max_share, list(epochs), say
         self._documents = documents
 
-    def after_step(self, epochs: Sequence[int]) -> str | None:
-        """Say what was bad in epochs that have ended; why this rank wants to stop, or None."""
+    def after_step(self, epochs: Sequence[int], begun: Callable[[int], Iterable[int]] = lambda i: ()) -> str | None:
+        """Say what was bad in epochs that have ended; why this rank wants to stop, or None.
+
+        Args:
+            epochs: of each sequence, the epochs that are over now.
+            begun: what was taken already of a sequence's next epoch.
+        """
         complaint = self._documents.complaint(self._max_share)
         if epochs[0] > self._epochs[0]:
             for line in self._documents.report():
@@ -48,6 +53,6 @@ class BadSamples:
             if ended:
                 for line in bad.report():
                     self._say(f"epoch {epochs[i]}: {line}")
-                bad.start_epoch()
+                bad.start_epoch(begun(i))
                 self._epochs[i] = epochs[i]
         return complaint

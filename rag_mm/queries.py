@@ -59,6 +59,10 @@ class QueryBatch:
     seen: list[Seen] = field(default_factory=list)
     truncated: int = 0
 
+    def pin_memory(self) -> QueryBatch:
+        """The same with the features in pinned memory; torch's loader asks for it where there is a GPU."""
+        return dataclasses.replace(self, features={name: tensor.pin_memory() for name, tensor in self.features.items()})
+
 
 class Queries:
     """Reads and prepares.

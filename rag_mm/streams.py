@@ -119,6 +119,12 @@ class Streams:
         batches = self.batches[name]
         return batches.place(self.number(name, step)) // batches.source.num_samples
 
+    def begun(self, name: Name, step: int) -> list[int]:
+        """Positions that the steps before ``step`` took of the epoch of a stream that is not over."""
+        batches = self.batches[name]
+        place = batches.place(self.number(name, step))
+        return batches.source.stream(place - place % batches.source.num_samples, place).tolist()
+
     def slots(self, name: Name, step: int) -> Slots | None:
         """The places of the batch of a stream that a step takes, None if it takes none.
 

@@ -142,6 +142,8 @@ class Trainer:
         self.step = state["step"]
         self.joint.streams.go_on(self.step, state["cursors"])
         self.bad_steps.load(state["bad_steps"])
+        for view, counts in zip((self.joint.questions, self.joint.pairs), state["bad_samples"], strict=True):
+            view.bad.load(counts)
         self.upkeep.load(state)
         self._say(f"resumed from step {self.step} of {self.run_dir}")
 
@@ -182,6 +184,7 @@ class Trainer:
             "data_fingerprint": self.dataset.fingerprint,
             "store_edits": self.dataset.store.num_edits,
             "cursors": self.joint.streams.cursors(self.step),
+            "bad_samples": [view.bad.state() for view in (self.joint.questions, self.joint.pairs)],
             "config": dump(self.config),
             "code": self.code,
             "good": self.window.good,
@@ -223,7 +226,8 @@ class Trainer:
                     run_end.say_too_many_bad_steps(self.run_dir, self.bad_steps, say=self._say)
                     return launch.EXIT_FAILED
                 asked, complaints = zip(
-                    *self.mesh.gather((interrupt.asked, bad_samples.after_step(self._epochs()))), strict=True
+                    *self.mesh.gather((interrupt.asked, bad_samples.after_step(self._epochs(), self._begun))),
+                    strict=True,
                 )
                 complaint = next(filter(None, complaints), None)
                 stop = complaint is not None or (any(asked) and self.step < steps)
@@ -254,6 +258,13 @@ class Trainer:
         """Epochs of the questions and of the pairs that are over."""
         streams, step = self.joint.streams, self.step
         return [streams.epoch("questions", step) + streams.epoch("questions alone", step), streams.epoch("pairs", step)]
+
+    def _begun(self, sequence: int) -> list[int]:
+        """Positions of the questions (0) or pairs (1) that the last step took of an epoch that has just begun."""
+        streams, step = self.joint.streams, self.step
+        if sequence == 1:
+            return [self.joint.usable_pairs[i] for i in streams.begun("pairs", step)]
+        return streams.begun("questions" if streams.reads(step - 1) else "questions alone", step)
 
     def watched(self) -> contextlib.AbstractContextManager[None]:
         """Within it, the error of a lost connection names the rank that died."""

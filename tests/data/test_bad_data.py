@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 from data.bad_data import JUDGED_FROM, BadData
@@ -16,6 +17,21 @@ def test_each_sample_counts_once_an_epoch():
     assert (bad.num_read, bad.num_bad, bad.report()) == (0, 0, [])
     bad.record(1, "not UTF-8", key="s1", shard=A)
     assert (bad.num_read, bad.num_bad) == (1, 1)
+
+
+def test_a_batch_over_the_end_of_an_epoch_counts_in_both():
+    bad, again = BadData("a", total=4), BadData("a", total=4)
+    for position in (0, 1, 2, 3, 1, 0):  # the last two are the next epoch's
+        bad.record(position, "link" if position == 1 else None, key=f"s{position}", shard=A)
+    assert (bad.num_read, bad.num_bad) == (4, 1)
+    bad.start_epoch([1, 0])
+    assert (bad.num_read, bad.num_bad, bad.shards, bad.examples) == (2, 1, {A: 1}, {"link": ["s1"]})
+    again.load(json.loads(json.dumps(bad.state())))  # a run that goes on here
+    for counts in (bad, again):
+        for position in (3, 2):
+            counts.record(position, None, key=f"s{position}", shard=B)
+        assert counts.report() == ["a: 1 of 4 samples kept their place with weight 0: link (s1)"]
+        assert "the most, 1, are in a.tar" in (counts.complaint(0.2) or "")
 
 
 def test_the_report_names_the_most_frequent_reason_first_and_three_samples_of_it():

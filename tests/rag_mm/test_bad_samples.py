@@ -78,12 +78,12 @@ def damaged(factbook_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     return folder, len(pictured)
 
 
-def flags(data: Path, run_dir: Path, *others: str) -> list[str]:
+def flags(data: Path, run_dir: Path, *others: str, steps: int = 7) -> list[str]:
     return [
         "--data.dir", str(data), "--run-dir", str(run_dir), "--reader.width", "16", "--reader.heads", "2",
         "--reader.ffn_width", "24", "--reader.encoder_layers", "1", "--train.retriever_share", "0",
         "--objectives.contrastive", "0", "--train.documents", "none", "--train.batch_size", "64",
-        "--checkpoint.every_n_steps", "0", "--train.steps", "7", "--parallel.verify", "off", *others,
+        "--checkpoint.every_n_steps", "0", "--train.steps", str(steps), "--parallel.verify", "off", *others,
     ]  # fmt: skip
 
 
@@ -93,21 +93,22 @@ def test_too_many_stop_after_a_step_and_the_run_can_go_on(
     data, num_bad = damaged
     run_dir = tmp_path / "run"
     num = len(Dataset(data).questions("train"))
-    one_rank = flags(data, run_dir, "--parallel.pipeline_stages", "1")
-    assert main(one_rank) == 1
     last = num // 64 + 1  # the epoch ends in it
+    assert num % 64, "and the next begins in it"
+    one_rank = flags(data, run_dir, "--parallel.pipeline_stages", "1", steps=2 * last)
+    assert main(one_rank) == 1
     said = f"training stops after step {last}, which is safe: questions/train: {num_bad} of {num} samples read are bad"
     assert said in capfd.readouterr().err
     assert checkpoint.list_steps(run_dir) == [last]
     assert main([*one_rank, "--data.max_bad_share", "0.5"]) == 0
-    assert "samples kept their place with weight 0: not an image" in capfd.readouterr().err
+    every = f"questions/train: {num_bad} of {num} samples kept their place with weight 0: not an image"
+    assert f"epoch 2: {every}" in capfd.readouterr().err, "though it began before the run was gone on with"
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(1, 8))
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 2 * last + 1))
     assert (
         main([*flags(data, tmp_path / "other", "--parallel.pipeline_stages", "1"), "--data.max_bad_share", "0.5"]) == 0
     )
-    said = f"epoch 1: questions/train: {num_bad} of {num} samples kept their place with weight 0: not an image"
-    assert said in capfd.readouterr().err
+    assert f"epoch 1: {every}" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from data.dataset import Dataset
 from data.shards import write_index
@@ -44,6 +45,18 @@ def test_a_worker_prepares_the_same_steps(factbook_dir: Path, tmp_path: Path):
                 one.renaming.value(f, v) == other.renaming.value(f, v) for f, vs in joint.values.items() for v in vs
             )
     assert joint._ahead is None and [batch.renaming is None for batch in ahead] == [True, True, False, False, False]
+
+
+def test_what_a_worker_prepares_is_pinned_when_torch_asks(
+    factbook_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As torch's loader does where there is a GPU; whether a tensor could be pinned is not asked here."""
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: pinned.append(tensor) or tensor)
+    batch = make(factbook_dir, tmp_path)._taken(1)
+    again = pin_memory(batch)
+    assert {id(tensor) for tensor in pinned} == {id(tensor) for tensor in batch.features.values()}
+    assert again.features == batch.features and again.samples == batch.samples
 
 
 def test_a_step_from_a_worker_has_the_same_batch_as_one_without(factbook_dir: Path, tmp_path: Path):
