@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -33,6 +33,7 @@ class Sample:
         image: the picture asked about as it was encoded (PNG, JPEG, ...), or None.
         weight: 1, or 0 for a sample that is broken or unanswered and only keeps its place.
         hard_negatives: ids of documents that look right and are not, as the source says.
+        forbidden: ids of documents that it must not be given, such as the one that it was made of.
         meta: whatever else the source said; never shown to a model.
     """
 
@@ -46,6 +47,7 @@ class Sample:
     image: bytes | None = None
     weight: float = 1.0
     hard_negatives: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
     meta: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
 
@@ -88,6 +90,8 @@ def to_members(sample: Sample | Pair) -> tuple[str, dict[str, bytes]]:
     if isinstance(sample, Sample):
         body = {"question": sample.question, "answers": sample.answers, "kind": sample.kind}
         body |= {"field": sample.field, "subject": sample.subject}
+        if sample.forbidden:
+            body["forbidden"] = sample.forbidden
     else:
         body = {"text": sample.text}
     body["gold"] = sample.gold
@@ -123,6 +127,7 @@ def read_question(key: str, members: Mapping[str, bytes]) -> Sample:
         image=image,
         weight=1.0 if answers else 0.0,
         hard_negatives=_texts(body.get("hard_negatives", [])),
+        forbidden=_texts(body.get("forbidden", [])),
         meta=body.get("meta", {}),
     )
 
@@ -150,3 +155,9 @@ def _texts(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list):
         raise TypeError(f"{values!r} is not a list of texts")
     return tuple(map(_text, values))
+
+
+def forbidden_of(samples: Iterable[Sample]) -> list[tuple[str, ...]] | None:
+    """What each question must not be given, as a search takes it; None if there is nothing for any of them."""
+    found = [sample.forbidden for sample in samples]
+    return found if any(found) else None

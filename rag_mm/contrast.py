@@ -13,7 +13,7 @@ Shapes: Q queries, U unique documents of the batch, E embedding width.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class Contrast:
         hard: Sequence[list[str]],
         query_QE: Tensor,
         *,
+        forbidden: Sequence[Collection[str]] | None = None,
         mine: bool = True,
     ) -> set[str]:
         """Ids that join the batch of a step.
@@ -46,6 +47,7 @@ class Contrast:
         Args:
             names: of the queries, unique in the batch.
             gold, hard: ids of right documents, and of those that the data says are misleading, of each query.
+            forbidden: ids of documents that no query may find as a negative of its own.
             query_QE: embeddings, by which the index is searched where negatives are mined.
             mine: False before there is an index.
         """
@@ -53,7 +55,7 @@ class Contrast:
         joining = {name for ids in gold if ids for name in self._some(ids, step, o.contrastive_positives)}
         joining |= {name for ids in hard if ids for name in self._some(ids, step, o.contrastive_hard_negatives)}
         if mine and o.contrastive_mined_negatives:
-            joining.update(*self.mined(step, names, gold, query_QE))
+            joining.update(*self.mined(step, names, gold, query_QE, forbidden))
         return joining
 
     def _some(self, ids: list[str], step: int, count: int) -> list[str]:
@@ -63,7 +65,14 @@ class Contrast:
         start = keyed.seed_of("positive", self.config.train.seed, step, *ids)
         return [ids[(start + i) % len(ids)] for i in range(min(count, len(ids)))]
 
-    def mined(self, step: int, names: Sequence[str], gold: Sequence[list[str]], query_QE: Tensor) -> list[list[str]]:
+    def mined(
+        self,
+        step: int,
+        names: Sequence[str],
+        gold: Sequence[list[str]],
+        query_QE: Tensor,
+        forbidden: Sequence[Collection[str]] | None = None,
+    ) -> list[list[str]]:
         """For each query that has a right document, wrong ones drawn among the best that the index finds.
 
         Fewer than asked for where the memory holds no more wrong ones. A document of the contents of a right one is
@@ -72,12 +81,13 @@ class Contrast:
         o, asking = self.config.objectives, [q for q, ids in enumerate(gold) if ids]
         if not asking:
             return [[] for _ in gold]
-        most = max(len(gold[q]) for q in asking)
+        others = [{*ids, *barred} for ids, barred in zip(gold, forbidden or [()] * len(gold), strict=True)]
+        most = max(len(others[q]) for q in asking)
         k = min(o.contrastive_mined_depth + most, len(self.memory.store))
         found, _ = self.memory.search(query_QE[asking], k=k)
         drawn: dict[int, list[str]] = {}
         for q, ids in zip(asking, found, strict=True):
-            wrong = [name for name in ids if name not in set(gold[q])][: o.contrastive_mined_depth]
+            wrong = [name for name in ids if name not in others[q]][: o.contrastive_mined_depth]
             order = [keyed.seed_of("mined", self.config.train.seed, step, names[q], name) for name in wrong]
             drawn[q] = [name for _, name in sorted(zip(order, wrong, strict=True))]
         chosen: list[list[str]] = [[] for _ in gold]

@@ -7,6 +7,7 @@ of the dev split shows it, for the price of embedding the sample and one search.
 from __future__ import annotations
 
 from data.dataset import Dataset
+from data.samples import forbidden_of
 from rag_mm.config import Config
 from rag_mm.memory import Memory
 from rag_mm.towers import Towers, embed_all
@@ -33,5 +34,6 @@ class DevHits:
         data = self.config.data
         image, has_image = pictures([s.image for s in samples], data.image_size, transform=data.image_transform)
         features = towers.encoder.features([s.question for s in samples], image, has_image, side="query")
-        ids, _ = memory.search(embed_all(towers, features), k=self.config.retriever.k)
+        query, barred = embed_all(towers, features), forbidden_of(samples)
+        ids, _ = memory.search(query, k=self.config.retriever.k, forbidden=barred)
         return sum(bool(set(s.gold) & set(names)) for s, names in zip(samples, ids, strict=True)) / len(samples)

@@ -7,7 +7,7 @@ found. Where it is too large for that (``index.sharded``), each rank holds a par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -150,16 +150,31 @@ class Memory:
         self._index = self._placed(whole, version)
         self.version, self.staleness = version, staleness
 
-    def search(self, query_BE: Tensor, *, k: int) -> tuple[list[list[str]], Tensor]:
-        """Ids of the k best documents and the index's scores (B, k); the same on every rank (the first one's)."""
+    def search(
+        self, query_BE: Tensor, *, k: int, forbidden: Sequence[Collection[str]] | None = None
+    ) -> tuple[list[list[str]], Tensor]:
+        """Ids of the k best documents and the index's scores (B, k); the same on every rank (the first one's).
+
+        Args:
+            forbidden: for each query, documents that it must not find.
+
+        Raises:
+            ValueError: on every rank, if fewer than k documents are left to a query.
+        """
+        for names in forbidden or ():
+            left = len(self.store) - sum(name in self.store for name in set(names))
+            if left < k:
+                raise ValueError(
+                    f"{k} documents are searched for, but {left} are left to a query that must not find some"
+                )
         assert self.version is not None, "search before the first refresh"
         if isinstance(self._index, ShardedIndex):
             versions = self.mesh.gather(self.version)
             assert len(set(versions)) == 1, f"the ranks are at index versions {versions}"
-            return self._index.search(query_BE, k=k)
+            return self._index.search(query_BE, k=k, forbidden=forbidden)
         found = None
         if self._index is not None:
-            found = (*self._index.search(query_BE, k=k), self.version)
+            found = (*self._index.search(query_BE, k=k, forbidden=forbidden), self.version)
         ids, score, version = self.mesh.broadcast(found)
         assert version == self.version, f"this rank is at index version {self.version}, the first one at {version}"
         return ids, score

@@ -18,6 +18,7 @@ from torch import Tensor
 from data.dataset import Dataset, Sample
 from data.document import Document
 from data.document_entries import damaged_document
+from data.samples import forbidden_of
 from pipeline import keyed
 from rag_mm.batch import Collator, training_answers
 from rag_mm.config import Config
@@ -69,7 +70,11 @@ class Preparation(TrainingBatches):
         searched = torch.zeros(len(samples), 0)
         if self.reads(step):
             if self.config.train.documents == "retrieved":
-                ids, searched = self.memory.search(queries.embedding[: len(samples)], k=retriever.rerank or retriever.k)
+                ids, searched = self.memory.search(
+                    queries.embedding[: len(samples)],
+                    k=retriever.rerank or retriever.k,
+                    forbidden=forbidden_of(samples),
+                )
             elif self.config.train.documents == "gold":
                 ids = [[sample.subject or self.memory.store.ids[0]] for sample in samples]
         retrieve_s, started = time.perf_counter() - started, time.perf_counter()
@@ -163,7 +168,10 @@ class Preparation(TrainingBatches):
         joining: set[str] = set()
         if self._contrasts(step):
             names = [f"question {s.id}" for s in samples] + [f"pair {p.id}" for p in pairs]
-            joining = self.contrast.documents(step, names, gold, hard, queries.embedding, mine=mine)
+            forbidden = [*(sample.forbidden for sample in samples), *(() for _ in pairs)]
+            joining = self.contrast.documents(
+                step, names, gold, hard, queries.embedding, forbidden=forbidden, mine=mine
+            )
             joining = self.mesh.broadcast(joining)  # what is damaged for one rank is mined by none
         unique = sorted(joining.union(*ids))
         documents = self.memory.fetch(unique)

@@ -9,7 +9,7 @@ about the size of the texts: enough for a row of a table, not for a memory of mi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy
@@ -40,18 +40,29 @@ class Bm25:
         self._index: Any = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
         self._index.index(texts, show_progress=False)
 
-    def search(self, questions: Sequence[str], *, k: int) -> tuple[list[list[str]], list[list[float]]]:
+    def search(
+        self, questions: Sequence[str], *, k: int, forbidden: Sequence[Collection[str]] | None = None
+    ) -> tuple[list[list[str]], list[list[float]]]:
         """Ids and scores of the k best documents of each question, ties by id.
 
+        Args:
+            forbidden: for each question, documents that it must not find.
+
         Raises:
-            ValueError: if there are fewer than k documents.
+            ValueError: if there are fewer than k documents, or fewer are left to a question.
         """
         if k > len(self.ids):
             raise ValueError(f"{k} documents are asked for; the memory holds only {len(self.ids)}")
         ids, scores = [], []
-        for question in questions:
+        for question, barred in zip(questions, forbidden or [()] * len(questions), strict=True):
             asked = [word for word in words(question) if word in self._known]
             found = self._index.get_scores(asked) if asked else numpy.zeros(len(self.ids))
+            if barred:
+                gone = set(barred)
+                alive = numpy.array([name not in gone for name in self.ids])
+                if alive.sum() < k:
+                    raise ValueError(f"{k} documents are asked for; a question is left with {alive.sum()}")
+                found = numpy.where(alive, found, -numpy.inf)
             best = numpy.argsort(-found, kind="stable")[:k]
             ids.append([self.ids[i] for i in best])
             scores.append([float(found[i]) for i in best])

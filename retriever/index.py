@@ -148,7 +148,7 @@ class Index:
         Raises:
             ValueError: if k exceeds the number of documents that are not forbidden.
         """
-        check_k(k, len(self), forbidden=forbidden)
+        check_k(k, len(self))
         score, row = self.best(query_BE, k=k, forbidden=forbidden)
         if row.size and row[:, -1].min() < 0:
             few = int((row >= 0).sum(axis=1).min())

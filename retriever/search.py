@@ -14,7 +14,7 @@ Shapes: B queries, W rows fetched for each, E width.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy
@@ -138,9 +138,7 @@ def _is_plain(vectors: Vectors, score_BW: Scores, k: int) -> bool:
 
     What was not found stands last, with equal scores; where that is the next alone, all that was visited is known.
     """
-    return (
-        not vectors.is_flat and score_BW.shape[1] > k and bool((score_BW[:, :k] > score_BW[:, 1 : k + 1]).all())
-    )
+    return not vectors.is_flat and score_BW.shape[1] > k and bool((score_BW[:, :k] > score_BW[:, 1 : k + 1]).all())
 
 
 def _recomputed(
@@ -195,7 +193,7 @@ def merged(score_BW: Scores, row_BW: Rows, *, k: int, ids: Sequence[str]) -> tup
     return score, row
 
 
-def check_k(k: int, num_documents: int, *, forbidden: Sequence[Collection[str]] | None = None) -> None:
-    """ValueError if there are not k documents, or may not be when some are forbidden."""
+def check_k(k: int, num_documents: int) -> None:
+    """ValueError if there are not k documents."""
     if not 1 <= k <= num_documents:
         raise ValueError(f"k is {k}; the memory holds {num_documents} documents, so 1 to {num_documents} are allowed")

@@ -25,11 +25,19 @@ USUAL = {
     "answers": ("answers", "answer"),
     "gold": ("gold", "positive_ids"),
     "negatives": ("hard_negatives", "negative_ids"),
+    "forbidden": ("forbidden",),
     "title": ("title",),
     "text": ("text", "passage", "contents"),
     "split": ("split",),
 }
-ASKED = ("id", "question", "answers", "gold", "negatives")  # what of a row is a question's, and not its meta's
+ASKED = (
+    "id",
+    "question",
+    "answers",
+    "gold",
+    "negatives",
+    "forbidden",
+)  # what of a row is a question's, and not its meta's
 TOLD = ("id", "title", "text", "caption")
 SPLIT_OF = {
     "train": "train",
@@ -114,6 +122,7 @@ class Roles:
             gold=tuple(self._texts(row, "gold")),
             image=image,
             hard_negatives=tuple(self._texts(row, "negatives")),
+            forbidden=tuple(self._texts(row, "forbidden")),
             meta=self._rest(row),
         )
 

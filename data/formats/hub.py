@@ -39,7 +39,7 @@ class Hub(Format):
         default=(), nargs="+", metavar="SPLIT=NAME",
     )  # fmt: skip
     column: tuple[str, ...] = option(
-        "which column is what: id, image, caption, question, answers, gold, negatives, title, text",
+        "which column is what: id, image, caption, question, answers, gold, negatives, forbidden, title, text",
         default=(), nargs="+", metavar="ROLE=NAME",
     )  # fmt: skip
     captioned: bool = option("documents hold their captions as text, too", default=False)

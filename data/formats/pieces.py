@@ -182,7 +182,8 @@ class _Writer:
                 return None
             return replace(item, gold=gold, hard_negatives=negatives)
         subject = (self._known((item.subject,))[0] if item.subject else gold) or ("",)
-        return replace(item, gold=gold, hard_negatives=negatives, subject=subject[0])
+        barred, _ = self._known(item.forbidden)  # what is not there is not found either
+        return replace(item, gold=gold, hard_negatives=negatives, forbidden=barred, subject=subject[0])
 
     def _known(self, ids: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
         assert self._work.memory is not None, "documents come first"

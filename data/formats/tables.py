@@ -35,7 +35,7 @@ class Folder(Format):
         "folder that the table's pictures are named in (that of the table)", default=None, type=Path, metavar="DIR"
     )
     column: tuple[str, ...] = option(
-        "which column is what: id, image, caption, question, answers, gold, negatives, title, text, split",
+        "which column is what: id, image, caption, question, answers, gold, negatives, forbidden, title, text, split",
         default=(), nargs="+", metavar="ROLE=NAME",
     )  # fmt: skip
     split: str = option("split of all rows, where no column says it", default="train", choices=SPLITS)

@@ -11,6 +11,7 @@ from torch import Tensor
 from data.dataset import Dataset, Sample
 from data.images import ImageError
 from data.images import pixels as pixel_features
+from data.samples import forbidden_of
 from rag_mm.evaluate.answer import DEPTH, Prediction
 from rag_mm.evaluate.questions import words_of
 from retriever.bm25 import Bm25
@@ -45,13 +46,18 @@ def pixels(dataset: Dataset, samples: Sequence[Sample], *, depth: int = DEPTH) -
         if pictures:
             memory = memory or _document_pixels(dataset)
             score, row = (pixel_features(pictures) @ memory[1].T).sort(dim=1, descending=True, stable=True)
-            ranked = zip(score[:, :depth].tolist(), row[:, :depth].tolist(), strict=True)
+            wide = depth + max(len(sample.forbidden) for sample in window)
+            ranked = zip(score[:, :wide].tolist(), row[:, :wide].tolist(), strict=True)
         for sample in window:
             if sample.image is None or memory is None:
                 found.append(Prediction(sample.id, None))
                 continue
             scores, rows = next(ranked)
-            found.append(Prediction(sample.id, None, tuple(memory[0][i] for i in rows), tuple(scores)))
+            allowed = [
+                (memory[0][i], s) for s, i in zip(scores, rows, strict=True) if memory[0][i] not in sample.forbidden
+            ]
+            ids, values = zip(*allowed[:depth], strict=True) if allowed else ((), ())
+            found.append(Prediction(sample.id, None, ids, values))
     return found
 
 
@@ -77,5 +83,6 @@ def bm25(dataset: Dataset, samples: Sequence[Sample], *, depth: int = DEPTH) -> 
     """
     index = Bm25(dataset.store)
     words = words_of(samples)
-    ids, scores = index.search([sample.question for sample in words], k=min(depth, len(index.ids)))
+    asked, barred = [sample.question for sample in words], forbidden_of(words)
+    ids, scores = index.search(asked, k=min(depth, len(index.ids)), forbidden=barred)
     return [Prediction(s.id, None, tuple(i), tuple(v)) for s, i, v in zip(words, ids, scores, strict=True)]

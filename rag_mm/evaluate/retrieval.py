@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from data.dataset import Dataset, Sample
+from data.samples import forbidden_of
 from rag_mm.batch import Collator
 from rag_mm.config import Config
 from rag_mm.evaluate.layout import Layout
@@ -120,7 +121,8 @@ class Retrieval:
         if self.layout.searches and documents == "bm25":
             memory = self._words()
             depth = min(self.depth, len(memory.ids))
-            found = memory.search([sample.question for sample in samples], k=depth)
+            asked = [sample.question for sample in samples]
+            found = memory.search(asked, k=depth, forbidden=forbidden_of(samples))
         elif self.layout.searches:
             if self.index is None:
                 raise ValueError("nothing can be retrieved without an index")
@@ -134,11 +136,13 @@ class Retrieval:
         """What the index finds, fused with what the words find if the configuration asks for it."""
         assert self.index is not None
         how, wide = self.config.retriever.hybrid, min(self.config.retriever.hybrid_depth, len(self.index))
-        ids, scores = self.index.search(query, k=depth if how == "none" else max(depth, wide))
+        barred = forbidden_of(samples)
+        ids, scores = self.index.search(query, k=depth if how == "none" else max(depth, wide), forbidden=barred)
         if how == "none":
             return ids, scores.tolist()
         words = self._words()
-        lexical = words.search([s.question for s in samples], k=min(max(depth, wide), len(words.ids)))
+        asked = [sample.question for sample in samples]
+        lexical = words.search(asked, k=min(max(depth, wide), len(words.ids)), forbidden=barred)
         weight = self.config.retriever.hybrid_weight
         return fuse((ids, scores.tolist()), lexical, how=how, weight=weight, k=depth)
 

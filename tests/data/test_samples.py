@@ -58,6 +58,7 @@ QUESTIONS = st.builds(
     kind=st.just("picture"), field=st.text(max_size=3), subject=st.text(max_size=3),
     gold=st.lists(IDS, max_size=3).map(tuple),
     image=st.just(picture(1)), hard_negatives=st.lists(IDS, max_size=2).map(tuple),
+    forbidden=st.lists(IDS, max_size=2).map(tuple),
     meta=st.dictionaries(st.text(max_size=3), st.integers() | st.none() | st.lists(st.text(max_size=2)), max_size=2),
 )  # fmt: skip
 
@@ -74,6 +75,7 @@ def test_a_question_comes_back(sample: Sample):
         sample.image,
     )
     assert found.hard_negatives == sample.hard_negatives and found.meta == sample.meta
+    assert found.forbidden == sample.forbidden
 
 
 def test_a_pair_comes_back():

@@ -102,6 +102,14 @@ def test_what_is_mined_is_the_best_that_is_wrong() -> None:
     assert {frozenset(ids) for ids in apart} == {frozenset(p) for p in ("ab", "ac", "bc")}
 
 
+def test_what_a_query_must_not_find_is_not_mined_for_it() -> None:
+    made, _ = contrast(MINED)
+    gold: list[list[str]] = [["f"], ["g"]]
+    barred = [made.mined(step, ["q", "r"], gold, torch.zeros(2, 2), [("a", "c"), ()]) for step in range(30)]
+    assert {name for first, _ in barred for name in first} == set("bde")
+    assert {name for _, second in barred for name in second} == set("abc")
+
+
 def test_there_may_be_fewer_wrong_documents_than_asked_for() -> None:
     made, _ = contrast(replace(MINED, contrastive_mined_negatives=8, contrastive_mined_depth=8))
     (found,) = made.mined(0, ["q"], [["a", "c", "d", "e"]], torch.zeros(1, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,21 @@ def test_blocks_of_the_memory_are_the_batches_of_the_whole(factbook_dir: Path, t
     store = joint.memory.store
     whole = embed_documents(joint.encoder, store, store.ids, image_size=24, batch_size=8)
     assert torch.equal(torch.cat(list(joint.memory._embedded(joint.towers))), whole)
+
+
+def test_training_does_not_find_what_a_question_must_not_be_given(factbook_dir: Path, tmp_path: Path):
+    joint, _ = build(config(factbook_dir), tmp_path)
+    before = prepare(joint)
+    whole, names = joint.samples, [tuple(ids[:1]) for ids in before.ids]
+
+    def barred(step: int) -> Any:
+        samples, pairs = whole(step)
+        return [replace(s, forbidden=own) for s, own in zip(samples, names, strict=True)], pairs
+
+    joint.samples = barred  # type: ignore[method-assign]
+    after = joint.prepare(before.step)
+    for old, new in zip(before.ids, after.ids, strict=True):
+        assert len(new) == len(old) and old[0] not in new and new[: len(old) - 1] == old[1:]
+    names = [tuple(joint.memory.store.ids)] * len(names)
+    with pytest.raises(ValueError, match="0 are left to a query"):
+        joint.prepare(before.step)

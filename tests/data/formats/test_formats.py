@@ -303,6 +303,17 @@ def test_datasets_reads_plain_files(kind: str, tmp_path: Path):
     assert (second.question, second.meta) == ("r?", {"title": "U", "level": 2})
 
 
+def test_what_a_question_must_not_be_given_is_kept_as_ids_of_the_memory(tmp_path: Path):
+    wiki = convert(tmp_path / "wiki", "atlas")
+    known = wiki.store.ids[0]
+    rows = [{"question": "q?", "answers": ["x"], "forbidden": [known, "nowhere"]}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    argv = ["datasets", "--dataset", str(tmp_path / "rows.jsonl"), "--memory", str(wiki.directory), "--workers", "1"]
+    assert prepare.main([*argv, "--out", str(tmp_path / "out"), "--vocabulary", "0"]) == 0
+    (question,) = Dataset(tmp_path / "out").questions("train")
+    assert question.forbidden == (known,) and question.meta == {}
+
+
 def test_datasets_finds_pictures_beside_a_single_file(tmp_path: Path):
     picture = examples.picture(1)
     (tmp_path / "a.png").write_bytes(picture)

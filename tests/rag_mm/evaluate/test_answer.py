@@ -1,9 +1,13 @@
+import dataclasses
+import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from rag_mm.evaluate import answer as answering
+from rag_mm.evaluate import baselines
 from rag_mm.evaluate.answer import Answerer, Run, load_run, weights
 from rag_mm.mesh import Mesh
 from rag_mm.saver import save
@@ -50,6 +54,25 @@ def test_retrieved_documents_are_the_best_of_all(run: Run) -> None:
         assert prediction.document_ids == tuple(ids[i] for i in best)
         assert torch.allclose(torch.tensor(prediction.scores), score[best], atol=1e-5)
         assert prediction.num_read == run.config.retriever.k
+
+
+@pytest.mark.parametrize("how", ["none", "reciprocal_rank", "weighted_sum"])
+def test_what_a_question_must_not_be_given_is_not(run: Run, how: Any) -> None:
+    """By embeddings, by words, by both and by pixels; as many are found as without it."""
+    config = dataclasses.replace(run.config, retriever=dataclasses.replace(run.config.retriever, hybrid=how))
+    answerer = Answerer(config, run.dataset, run.model, run.index())
+    samples = [sample for sample in run.dataset.questions("test") if sample.image is not None][:3]
+    for rows in (
+        functools.partial(answerer.answer, documents="retrieved"),
+        functools.partial(answerer.answer, documents="bm25"),
+        functools.partial(baselines.pixels, run.dataset),
+        functools.partial(baselines.bm25, run.dataset),
+    ):
+        before = rows(samples)
+        barred = [dataclasses.replace(s, forbidden=p.document_ids[:2]) for s, p in zip(samples, before, strict=True)]
+        for old, new in zip(before, rows([*barred]), strict=True):
+            assert len(new.document_ids) == 4 and not set(new.document_ids) & set(old.document_ids[:2])
+            assert how != "none" or new.document_ids[:2] == old.document_ids[2:]
 
 
 def test_answers_do_not_depend_on_the_batch(run: Run) -> None:

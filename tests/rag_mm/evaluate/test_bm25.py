@@ -56,6 +56,17 @@ def test_scores_are_the_formula(store: DocumentStore, question: str) -> None:
     assert ids == sorted(expected, key=lambda name: (-round(expected[name], 6), name))  # ties by id
 
 
+def test_what_a_question_must_not_find_is_left_out(store: DocumentStore) -> None:
+    question = "house of the king"
+    (whole,), (scores,) = Bm25(store).search([question], k=5)
+    assert whole[0] == "a"
+    ids, left = Bm25(store).search([question, question], k=4, forbidden=[("a", "nowhere"), ("d",)])
+    assert ids == [[n for n in whole if n != "a"], [n for n in whole if n != "d"]]
+    assert left[0] == [s for n, s in zip(whole, scores, strict=True) if n != "a"]
+    with pytest.raises(ValueError, match="left with 4"):
+        Bm25(store).search([question], k=5, forbidden=[("a",)])
+
+
 def test_edits_count_and_k_has_a_limit(store: DocumentStore) -> None:
     store.add(Document("f", "a zebra", {"colour": "striped"}, passage="hooves"))
     found = Bm25(store)
