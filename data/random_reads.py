@@ -154,13 +154,19 @@ class RandomReads:
     def will_need(self, file: int, start: int, stop: int) -> None:
         """Ask the system to read ahead bytes ``start`` to ``stop`` of a local file; nothing is waited for or promised.
 
-        What cannot be read says so when it is read.
+        Where opens are slow a thread does it. What cannot be read says so when it is read.
         """
         path = self._local[file]
         if path is None or not hasattr(os, "posix_fadvise"):
             return
         if os.getpid() != self._process:
             self._start_again()
+        if self._open.opens_fast or self._open.is_open(file):
+            self._advise(file, path, start, stop)
+        else:
+            self._threads().submit(self._advise, file, path, start, stop)
+
+    def _advise(self, file: int, path: str, start: int, stop: int) -> None:
         with suppress(OSError):
             entry = self._open.take(file, path)
             try:
@@ -168,6 +174,12 @@ class RandomReads:
                     os.posix_fadvise(entry.fd, begin, min(ADVICE, stop - begin), os.POSIX_FADV_WILLNEED)
             finally:
                 self._open.give_back(file, entry)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="random-reads")
+            return self._pool
 
     def replace(self, file: int, path: str | Path) -> None:
         """Read file number ``file`` from a local copy from now on, as long as the copy is there."""
@@ -229,10 +241,7 @@ class RandomReads:
         if len(later) == 1:
             _deal(later[0], self._read_blocking(later[0]), ranges, parts)
         elif later:
-            with self._lock:
-                if self._pool is None:
-                    self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="random-reads")
-            for run, data in zip(later, self._pool.map(self._read_blocking, later), strict=True):
+            for run, data in zip(later, self._threads().map(self._read_blocking, later), strict=True):
                 _deal(run, data, ranges, parts)
 
     def _read_blocking(self, run: Run) -> bytes:
@@ -328,6 +337,10 @@ class _OpenFiles:
     @property
     def opens_fast(self) -> bool:
         return self._open_s < FAST_OPEN_S
+
+    def is_open(self, file: int) -> bool:
+        entry = self._files.get(file)
+        return entry is not None and entry.fd >= 0
 
     def borrow(self, file: int) -> _OpenFile | None:
         """The file if it is open already; to be given back."""

@@ -247,3 +247,24 @@ def test_a_file_that_was_replaced_is_refused_when_it_is_opened_again(tmp_path: P
         with pytest.raises(OSError, match=r"changed since it was opened first.*/a"):
             reads.read([(0, 0, 3)])
         assert reads.read([(1, 0, 3), (2, 0, 5)]) == [b"old", b"older"]
+
+
+def test_advice_does_not_wait_for_slow_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files = [tmp_path / f"{i}" for i in range(5)]
+    for file in files:
+        file.write_bytes(b"x" * 10)
+    may_open, opened, whole = threading.Event(), threading.Semaphore(0), os.open
+
+    def slow(*given: Any) -> int:
+        may_open.wait(60)
+        opened.release()
+        return whole(*given)
+
+    monkeypatch.setattr(os, "open", slow)
+    reads = RandomReads(files, max_open_files=8)
+    for i in range(5):
+        reads.will_need(i, 0, 10)  # would hang here
+    may_open.set()
+    assert all(opened.acquire(timeout=60) for _ in files)
+    assert reads.read([(i, 0, 2) for i in range(5)]) == [b"xx"] * 5 and reads.num_open == 5
+    reads.close()
