@@ -19,8 +19,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from data.progress import progress
 from data.shards import is_current, read_index, write_index
 
 EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 75
@@ -110,16 +110,11 @@ def _parser() -> argparse.ArgumentParser:
 def _index_all(tars: Sequence[Path], *, workers: int) -> list[Outcome]:
     """The outcome of every tar, in the order given."""
     outcomes: dict[Path, Outcome] = {}
-    columns = (
-        TextColumn("indexing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[amount]}"),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(tars), amount="")
+    with progress(Console(stderr=True), "index", len(tars), "tars") as advance:
         if workers == 1:
             for tar in tars:
                 outcomes[tar] = index_tar(tar)
-                progress.advance(task)
+                advance(1)
             return list(outcomes.values())
         pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_ignore_interrupts)
         try:
@@ -127,7 +122,7 @@ def _index_all(tars: Sequence[Path], *, workers: int) -> list[Outcome]:
             for future in as_completed(futures):
                 outcome = future.result()
                 outcomes[outcome.tar] = outcome
-                progress.advance(task)
+                advance(1)
         finally:
             pool.shutdown(cancel_futures=True)
     return [outcomes[tar] for tar in tars]

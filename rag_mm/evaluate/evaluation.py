@@ -10,19 +10,17 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from data.command_line import dump
 from data.dataset import Dataset
+from data.progress import progress
 from rag_mm import checkpoint
 from rag_mm.evaluate import judging
 from rag_mm.evaluate.answer import Answerer, Run
@@ -38,12 +36,6 @@ from rag_mm.evaluate.tasks.zero_shot import ZeroShot
 from rag_mm.evaluate.tower_tasks import TowerTasks
 from rag_mm.launch import only_one
 from retriever.index import Index, list_versions
-
-SAY_EVERY_S = 30.0  # where there is no terminal to draw a bar on
-
-
-class Advance(Protocol):
-    def __call__(self, count: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -277,26 +269,3 @@ def describe_index(run: Run, index: Index | None, built: Path | None = None) -> 
         "factory": manifest.factory,
         **measured,
     }
-
-
-@contextmanager
-def progress(console: Console, what: str, total: int, unit: str) -> Iterator[Advance]:
-    """A bar with the time left, which goes away when done; where there is no terminal, a line now and then."""
-    said, done = time.monotonic(), 0
-    first: tuple[float, int] | None = None  # when something was done for the first time, and how much
-    with Progress(
-        TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn(),
-        console=console, transient=True, disable=not console.is_terminal,
-    ) as bar:  # fmt: skip
-        task = bar.add_task(what, total=total)
-
-        def advance(count: int) -> None:
-            nonlocal said, done, first
-            now, done = time.monotonic(), done + count
-            bar.advance(task, count)
-            first = first or (now, done)
-            if not console.is_terminal and now - said > SAY_EVERY_S and done > first[1]:
-                said, left = now, (now - first[0]) / (done - first[1]) * (total - done)
-                console.print(f"{what}: {done} of {total} {unit}, {left:.0f} s left", highlight=False, soft_wrap=True)
-
-        yield advance

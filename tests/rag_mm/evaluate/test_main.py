@@ -1,13 +1,9 @@
-import io
 import json
-import types
 from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 
-from rag_mm.evaluate import evaluation
 from rag_mm.evaluate.__main__ import main
 from rag_mm.evaluate.answer import Run
 
@@ -121,20 +117,3 @@ def test_help_explains_decoding_and_layout(capsys: pytest.CaptureFixture[str]) -
     for option in ("--evaluate.decoding {greedy,beam,score}", "--evaluate.num_beams", "--parallel.pipeline_stages"):
         assert option in said
     assert "the likeliest token each time (greedy), the best of several hypotheses (beam)" in said
-
-
-def test_progress_says_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no terminal: what was found done at the start says nothing about speed."""
-    clock = iter([0.0, 10.0, 12.0, 13.0, 20.0])
-    monkeypatch.setattr(evaluation, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(evaluation, "SAY_EVERY_S", 5.0)
-    out = io.StringIO()
-    with evaluation.progress(Console(file=out, force_terminal=False), "answer joint", 100, "questions") as advance:
-        advance(40)  # at 10 s
-        advance(10)  # at 12 s: 10 in 2 s, and 50 are left
-        advance(10)  # at 13 s: not before 5 s are over
-        advance(10)  # at 20 s: 30 in 10 s, and 30 are left
-    assert out.getvalue().splitlines() == [
-        "answer joint: 50 of 100 questions, 10 s left",
-        "answer joint: 70 of 100 questions, 10 s left",
-    ]
