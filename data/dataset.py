@@ -312,6 +312,12 @@ class Dataset:
             return asked
         return sorted({sample.subject for sample in self.questions("train").scan() if sample.weight and sample.subject})
 
+    def has_labels(self) -> bool:
+        """Whether a training question names a right document; reads no further, and not if converted data has none."""
+        if "made_by" in self.info and not self.asked_documents():
+            return False
+        return any(sample.gold for sample in self.questions("train").scan())
+
     def fields_of(self, ids: Sequence[str]) -> Iterator[dict[str, str]]:
         """The fields of documents, few of which are held at a time."""
         for start in range(0, len(ids), 1024):

@@ -46,8 +46,8 @@ class TrainConfig:
             ``spike_window`` steps is not taken; 0: only what is not finite is not taken.
         spike_window: steps that mean and deviation are of.
         max_bad_steps: training stops after this many steps in a row that were not taken.
-        dev_questions: questions of the dev split, evenly taken, on which hit@k is measured at each refresh of the index
-            (dev_hit_at_k in metrics.jsonl); 0: none.
+        dev_questions: questions of the dev split, evenly taken, on which hit@k is measured when the index is made anew,
+            and every ``index.refresh_every_n_steps`` steps where it is not (dev_hit_at_k in metrics.jsonl); 0: none.
         seed: of everything random.
         threads: compute threads of each process.
     """

@@ -1,4 +1,4 @@
-"""How often the retriever finds a right document for questions it is not trained on, at each refresh of the index.
+"""How often the retriever finds a right document for questions it is not trained on, at each refresh and as often else.
 
 hit@k over training questions falls behind what it means once a retriever learns them by heart; that over a fixed sample
 of the dev split shows it, for the price of embedding the sample and one search. Nothing trains on it.

@@ -132,7 +132,8 @@ def contrastive(
     the other positives are masked. Either way no positive is another's negative. One direction only: documents are
     not asked for their queries.
 
-    Reduction: w divides by the queries of the global batch that have a positive; rows without one give 0.
+    Reduction: w divides by the queries of the global batch that have a positive; rows without one give 0, also where
+    the batch has no document at all.
 
     Args:
         positive_QU: True where the document answers the query.
@@ -142,7 +143,9 @@ def contrastive(
     if several == "any":
         log_p = (scale * query_QE @ document_UE.T).log_softmax(1)
         held = torch.where(any_positive.unsqueeze(1), positive_QU, True)
-        return -weight_Q * any_positive * log_p.masked_fill(~held, -torch.inf).logsumexp(1)
+        # Filled in, not multiplied by 0: without any document there is nothing to sum, and its logarithm is -inf.
+        log_right = log_p.masked_fill(~held, -torch.inf).logsumexp(1).masked_fill(~any_positive, 0.0)
+        return -weight_Q * log_right
     score_QU = scale * query_QE @ document_UE.T
     # In place of -inf: a query all of whose documents are right has no negatives, and inf - inf would be its gradient.
     lowest = torch.finfo(score_QU.dtype).min

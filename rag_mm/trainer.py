@@ -270,6 +270,13 @@ class Trainer:
         """Within it, the error of a lost connection names the rank that died."""
         return launch.watched(self._roll_call)
 
+    def _is_dev_due(self, step: int) -> bool:
+        """Whether dev_hit_at_k is measured before this step though its index is not new: questions may have moved."""
+        every = self.config.index.refresh_every_n_steps
+        if self.memory.version is None or not every or (step - self.config.train.retriever_steps) % every:
+            return False
+        return self.joint.streams.moved_retriever(max(0, step - every), step)
+
     def train_step(self) -> dict[str, Any]:
         """One step; gives its line of metrics."""
         step = self.step
@@ -277,8 +284,8 @@ class Trainer:
         dev_hit_at_k, searched = None, self.memory.version
         if self.joint.streams.searches(step):
             self.upkeep.before_step(step)
-            if self.memory.version != searched:
-                dev_hit_at_k = self.dev_hits.measure(self.memory, self.towers)
+        if self.memory.version != searched or self._is_dev_due(step):
+            dev_hit_at_k = self.dev_hits.measure(self.memory, self.towers)
         refreshed = time.perf_counter()
         prepared = self.joint.prepare(step)
         fetched = time.perf_counter()

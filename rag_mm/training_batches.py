@@ -49,7 +49,7 @@ class TrainingBatches:
         asked = sorted(self.asked)
         self.usable_pairs = list(range(len(self.pairs)))
         if config.train.pairs == "unasked":
-            self.usable_pairs = [i for i, pair in enumerate(self.pairs.scan()) if not self.asked & set(pair.gold)]
+            self.usable_pairs = [i for i, pair in enumerate(self.pairs.scan()) if self._is_usable(pair)]
         if config.objectives.contrastive > 0 and config.objectives.contrastive_on == "pairs" and not self.usable_pairs:
             raise ValueError(
                 f"objectives.contrastive_on is 'pairs', but {config.data.dir} has no usable pair with train.pairs "
@@ -67,11 +67,33 @@ class TrainingBatches:
             num_pairs=len(self.usable_pairs),
             mixed={name: (one.fingerprint, len(one.questions("train"))) for name, one in mixed.items()},
         )  # fmt: skip
+        if not self._has_right_documents(mixed):
+            raise ValueError(
+                f"objectives.contrastive is {config.objectives.contrastive}, but no question and no pair that it may "
+                f"see names a right document ({', '.join(mixed) or config.data.dir}); train from answers alone with "
+                "--objectives.contrastive 0 --train.retriever_share 0"
+            )
         self.reads, self.trains_retriever = self.streams.reads, self.streams.trains_retriever
         self._contrasts = self.streams.contrasts
         self.role: Role | None = None
         self.truncated = 0
         self._ahead: Ahead[QueryBatch] | None = None
+
+    def _is_usable(self, pair: Pair) -> bool:
+        return self.config.train.pairs == "all" or not self.asked & set(pair.gold)
+
+    def _has_right_documents(self, mixed: Mapping[str, Dataset]) -> bool:
+        """Whether the contrastive objective, if a step has it, sees a right document; looks no further than the first.
+
+        Of pairs and questions, what costs less is looked at first: pairs nearly always name one.
+        """
+        config = self.config
+        on, steps = config.objectives.contrastive_on, config.train.steps
+        if config.objectives.contrastive == 0 or not self.streams.moved_retriever(0, steps):
+            return True
+        if on != "questions" and any(pair.gold and self._is_usable(pair) for pair in self.pairs.scan()):
+            return True
+        return on != "pairs" and any(one.has_labels() for one in mixed.values() or [self.dataset])
 
     @functools.cached_property
     def _queries_of(self) -> Queries:

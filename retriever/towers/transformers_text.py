@@ -22,6 +22,18 @@ from retriever.towers.interface import TextBackend, Tower
 from retriever.towers.rowwise import rowwise
 
 TOKEN_BUCKET = 16
+TOGETHER = 32  # rows of like length that are computed at once where no gradient is wanted
+T5_FAMILY = ("t5", "mt5", "umt5")  # kinds of encoder-decoders whose encoder is a model of its own
+KEY_BIASES = {  # by the model's class, how the names of its keys' biases end; see `_freeze_key_biases`
+    "AlbertModel": "attention.key.bias",
+    "BertModel": "attention.self.key.bias",
+    "CamembertModel": "attention.self.key.bias",
+    "DistilBertModel": "attention.k_lin.bias",
+    "ElectraModel": "attention.self.key.bias",
+    "MPNetModel": "attention.attn.k.bias",
+    "RobertaModel": "attention.self.key.bias",
+    "XLMRobertaModel": "attention.self.key.bias",
+}
 
 
 class Pool(nn.Module):
@@ -56,6 +68,21 @@ class PretrainedText(Tower):
         self.dim = int(model.config.hidden_size)  # type: ignore[union-attr, arg-type]
 
     def forward(self, ids_NL: Tensor, mask_NL: Tensor) -> Tensor:
+        """Embeddings (N, E); where no gradient is wanted, rows of like length are computed together.
+
+        Padding costs what tokens cost, and a batch of a memory's texts is mostly padding.
+        """
+        if torch.is_grad_enabled() or len(ids_NL) <= TOGETHER:
+            return self._embedded(ids_NL, mask_NL)
+        length_N = mask_NL.sum(1)
+        order_N = length_N.argsort(stable=True)
+        parts = []
+        for rows in order_N.split(TOGETHER):
+            width = min(ids_NL.shape[1], -(-max(1, int(length_N[rows[-1]])) // TOKEN_BUCKET) * TOKEN_BUCKET)
+            parts.append(self._embedded(ids_NL[rows, :width], mask_NL[rows, :width]))
+        return torch.cat(parts)[order_N.argsort()]
+
+    def _embedded(self, ids_NL: Tensor, mask_NL: Tensor) -> Tensor:
         return self.pool(self.model(input_ids=ids_NL, attention_mask=mask_NL).last_hidden_state, mask_NL)
 
 
@@ -79,6 +106,8 @@ class TransformersText(TextBackend):
             self.tokenizer: Any = AutoTokenizer.from_pretrained(str(self.folder), **how)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self._unusable(error) from None
+        if self.model_config.model_type in T5_FAMILY:
+            self.model_config.is_encoder_decoder = False  # whatever the folder holds, the encoder alone is taken
         if getattr(self.model_config, "is_encoder_decoder", False):
             raise self._unusable(f"{self.model_config.model_type} is an encoder-decoder; an encoder is needed")
         self._check_limit()
@@ -122,23 +151,32 @@ class TransformersText(TextBackend):
         return rows
 
     def tower(self, *, weights: bool = True) -> PretrainedText:
-        from transformers import AutoModel
+        from transformers import AutoModel, AutoModelForTextEncoding
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # of loading weights, which takes a moment
         for name, value in vars(self.model_config).items():
             if "drop" in name and isinstance(value, float):
                 setattr(self.model_config, name, 0.0)
+        is_t5 = self.model_config.model_type in T5_FAMILY
+        kind: Any = AutoModelForTextEncoding if is_t5 else AutoModel
+        missing: list[str] = []
         try:
             if weights:
-                model = AutoModel.from_pretrained(
+                model, loading = kind.from_pretrained(
                     str(self.folder), config=self.model_config, local_files_only=True, use_safetensors=True,
-                    trust_remote_code=False, dtype=torch.float32,
+                    trust_remote_code=False, dtype=torch.float32, output_loading_info=True,
                 )  # fmt: skip
+                missing = sorted(name for name in loading["missing_keys"] if not name.startswith("pooler."))
             else:
-                model = AutoModel.from_config(self.model_config, dtype=torch.float32)
+                model = kind.from_config(self.model_config, dtype=torch.float32)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise self._unusable(error) from None
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise self._unusable(f"its files lack weights of the model, {', '.join(missing[:3])}{more}")
+        if is_t5:
+            model = model.get_encoder()  # what is around it holds its embedding under a second name
         if getattr(model, "pooler", None) is not None:
             model.pooler = None  # another pooling takes its place, so it would never be trained
         _freeze_key_biases(model)
@@ -160,10 +198,10 @@ class TransformersText(TextBackend):
 
 
 def _freeze_key_biases(model: nn.Module) -> None:
-    """Where positions are added to the tokens (the BERT family), a bias of the keys adds the same to all logits of a
+    """Where positions are added to the tokens, or to the logits, a bias of the keys adds the same to all logits of a
     query, so the softmax takes it away: its gradient is zero in truth and nothing but rounding in fact, which no two
     layouts agree on."""
-    if type(model).__name__ in ("BertModel", "RobertaModel", "XLMRobertaModel"):
+    if ending := KEY_BIASES.get(type(model).__name__):
         for name, parameter in model.named_parameters():
-            if name.endswith("attention.self.key.bias"):
+            if name.endswith(ending):
                 parameter.requires_grad_(False)

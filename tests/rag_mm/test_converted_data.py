@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from data import dataset as dataset_module
 from data import prepare
 from data.dataset import Dataset
 from rag_mm.entry import main as train
 from rag_mm.evaluate.__main__ import main as evaluate
+from rag_mm.mesh import Mesh
+from rag_mm.objectives import ObjectivesConfig
+from rag_mm.training_batches import TrainingBatches
 from retriever.build import main as build
 from tests.data.formats.examples import EXAMPLES
+from tests.data.small_datasets import question, write_dataset
 from tests.rag_mm.joint_setup import build as build_step
 from tests.rag_mm.joint_setup import config
 
@@ -79,6 +87,52 @@ def test_what_a_source_cannot_train_is_said(tmp_path: Path, capfd: pytest.Captur
     error = refused(tmp_path / "b", "vqa", *gold)
     assert "train.documents is gold, but 1000 of" in error and "names no right document" in error
     assert "data.fold is 1;" in refused(tmp_path / "c", "atlas", "--data.fold", "1")
+
+
+ALONE = ["--train.retriever_share", "0", "--objectives.contrastive", "0"]
+
+
+def test_a_contrast_without_any_label_is_refused_and_answers_alone_train(tmp_path: Path, capfd: Any):
+    data, run = prepared(tmp_path, "atlas"), str(tmp_path / "run")
+    with pytest.raises(SystemExit, match="2"):
+        train(["--data.dir", str(data), "--run-dir", run, *SMALL])
+    error = capfd.readouterr().err
+    assert f"no question and no pair that it may see names a right document ({data})" in error
+    assert "--objectives.contrastive 0 --train.retriever_share 0" in error
+    assert train(["--data.dir", str(data), "--run-dir", run, *SMALL, *ALONE]) == 0
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert len(records) == 4 and records[-1]["skipped_steps"] == 0
+
+
+def test_who_has_labels_to_contrast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In a mixture one label will do, and it is looked for no further than it is found."""
+    whole, bare = write_dataset(tmp_path / "whole", [(str(i), question()) for i in range(600)]), tmp_path / "bare"
+    write_dataset(bare, [(str(i), question(gold=[], subject="")) for i in range(600)])
+    asked = ObjectivesConfig(contrastive_on="questions")
+
+    def start(directory: Path, *, mixture: Sequence[Path] = (), documents: Any = "retrieved", **how: Any) -> None:
+        made = config(directory, documents=documents, **how)
+        data = replace(made.data, mixture={str(one): 0.5 for one in mixture})
+        dataset = Dataset(directory)
+        TrainingBatches(replace(made, data=data), dataset, mesh=Mesh(num_stages=1, num_replicas=1))
+
+    start(bare)  # its pair is labelled
+    start(bare, objectives=asked, documents="none")  # the retriever never moves, so nothing is contrasted
+    start(bare, objectives=asked, joint_retriever_scale=0.0)
+    for mixture in ([], [bare]):
+        with pytest.raises(ValueError, match="no question and no pair that it may see names a right document"):
+            start(bare, mixture=mixture, objectives=asked)
+    start(bare, mixture=[bare, whole], objectives=asked)
+    looked_at: list[int] = []
+    parsed = dataset_module.SplitView._parsed
+    monkeypatch.setattr(dataset_module.SplitView, "_parsed", lambda view, raw: looked_at.append(1) or parsed(view, raw))
+    assert Dataset(whole).has_labels() and len(looked_at) == 1
+    looked_at.clear()
+    assert not Dataset(bare).has_labels() and len(looked_at) == 600
+    (tmp_path / "c").mkdir()
+    converted = Dataset(prepared(tmp_path / "c", "atlas"))
+    looked_at.clear()
+    assert not converted.has_labels() and not looked_at
 
 
 def test_hard_negatives_are_contrasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

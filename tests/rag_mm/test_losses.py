@@ -194,6 +194,17 @@ def test_a_query_without_positive_has_no_gradient_and_no_nan():
     assert loss.item() == 0.0 and query.grad is not None and query.grad.abs().max() == 0.0
 
 
+@pytest.mark.parametrize("several", ["any", "each"])
+def test_a_batch_without_any_document_gives_0_and_no_gradient(several):
+    query, document = rand(2, 3, seed=0).requires_grad_(), torch.zeros(0, 3).double().requires_grad_()
+    scale, positive = torch.tensor(5.0).double().requires_grad_(), torch.zeros(2, 0, dtype=torch.bool)
+    loss = losses.contrastive(query, document, positive, torch.zeros(2).double(), scale, several=several)
+    assert loss.tolist() == [0.0, 0.0]
+    loss.sum().backward()
+    assert all(x.grad is not None and x.grad.count_nonzero() == 0 for x in (query, document, scale))
+    assert losses.contrastive_margin(query, document, positive).numel() == 0
+
+
 def each_loop(query, document, positive, weight, scale):
     query, document, total = query.detach(), document.detach(), []
     for q in range(query.shape[0]):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rag_mm.preparation import DRIFT_EVERY
 from retriever.embed import embed_documents
 from retriever.sharded import ShardedIndex
 from tests.distributed import run_on_ranks
@@ -113,3 +114,59 @@ def test_training_does_not_find_what_a_question_must_not_be_given(factbook_dir: 
     names = [tuple(joint.memory.store.ids)] * len(names)
     with pytest.raises(ValueError, match="0 are left to a query"):
         joint.prepare(before.step)
+
+
+def moved(parameters: Any, *, by: float) -> None:
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter += by * torch.randn(parameter.shape, generator=g)
+
+
+def aged(directory: Path, run_dir: Path, ranks: int, sharded: bool) -> dict[str, Any]:
+    """What is said of an index whose towers moved on, and what loops over questions and documents give."""
+    joint, _ = build(config(directory, ranks=ranks), run_dir)
+    joint.memory.sharded, joint.memory.keep = sharded, 2
+    memory, encoder, k = joint.memory, joint.encoder, joint.config.retriever.k
+    memory.refresh(joint.towers, step=0, probe_BE=joint.probe(0), k=k, named=set())
+    assert memory.staleness is None  # nothing to compare with
+    held = embed_documents(encoder, memory.store, memory.store.ids, image_size=24, batch_size=64)
+    moved([p for name, p in encoder.named_parameters() if name.startswith(("text.", "image."))], by=0.05)
+    assert DRIFT_EVERY > 1 and joint.prepare(1).drift is None
+    prepared = joint.prepare(DRIFT_EVERY)
+    row = {name: i for i, name in enumerate(memory.store.ids)}
+    changes = []
+    for query, names in zip(prepared.query_embedding, prepared.ids, strict=False):
+        for name in names:
+            now = embed_documents(encoder, memory.store, [name], image_size=24, batch_size=1)[0]
+            changes.append(abs(float(query @ now) - float(query @ held[row[name]])))
+    probe_BE = joint.probe(1)
+    new = embed_documents(encoder, memory.store, memory.store.ids, image_size=24, batch_size=64)
+    memory.refresh(joint.towers, step=1, probe_BE=probe_BE, k=k, named=set())
+    missed = 0
+    for query in probe_BE:
+        before, after = ((table @ query).topk(k).indices.tolist() for table in (held, new))
+        missed += sum(document not in before for document in after)
+    return {
+        "drift": (prepared.drift, sum(changes) / len(changes)), "asked": (len(changes), len(probe_BE)),
+        "changed": (memory.staleness, missed / (k * len(probe_BE))),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks, sharded", [(1, False), (2, False), (2, True)])
+def test_staleness_is_what_loops_over_questions_and_documents_give(
+    factbook_dir: Path, tmp_path: Path, ranks: int, sharded: bool
+):
+    arguments = (factbook_dir, tmp_path, ranks, sharded)
+    for found in [aged(*arguments)] if ranks == 1 else run_on_ranks(aged, ranks, *arguments):
+        assert found["asked"] == (8 * 3, 8)
+        assert found["drift"][0] == pytest.approx(found["drift"][1], rel=1e-4) and found["drift"][1] > 1e-3
+        assert found["changed"][0] == pytest.approx(found["changed"][1]) and 0 < found["changed"][1] < 1
+
+
+def test_staleness_of_an_index_of_the_same_weights_is_0(factbook_dir: Path, tmp_path: Path):
+    joint, _ = build(config(factbook_dir), tmp_path)
+    prepare(joint)
+    joint.memory.refresh(joint.towers, step=1, probe_BE=joint.probe(1), k=3, named=set())
+    drift = joint.prepare(DRIFT_EVERY).drift
+    assert joint.memory.staleness == 0 and drift is not None and drift < 1e-5

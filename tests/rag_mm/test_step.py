@@ -179,3 +179,34 @@ def test_pairs_of_asked_documents_can_be_left_out(factbook_dir: Path, tmp_path: 
     unasked, _ = build(config(factbook_dir, pairs="unasked"), tmp_path)
     assert len(unasked.usable_pairs) < len(everything.usable_pairs)
     assert not any(unasked.asked & set(unasked.pairs[i].gold) for i in unasked.usable_pairs)
+
+
+def unlabelled(directory: Path, run_dir: Path, stages: int, replicas: int, towers: str) -> dict[str, Any]:
+    """What a batch of the retriever alone gives in which no query names a right document, and so none joins."""
+    settings = config(
+        directory, ranks=stages, replicas=replicas, parallel={"towers": towers}, retriever_share=1.0,
+        retriever_batch_size=8,
+    )  # fmt: skip
+    joint, _ = build(settings, run_dir)
+    whole = joint.samples
+
+    def without(step: int) -> tuple[list[Any], list[Any]]:
+        return tuple([replace(item, gold=(), hard_negatives=()) for item in items] for items in whole(step))  # type: ignore[return-value]
+
+    joint.samples = without  # type: ignore[method-assign]
+    prepared = joint.prepare(1)
+    outcome = joint.gradients(prepared, None)
+    gradients = [p.grad for p in (*joint.towers.sharded.values(), *joint.towers.replicated.values())]
+    moved = [g for g in gradients if g is not None and g.count_nonzero()]
+    return {"documents": prepared.positive.shape[1], "losses": outcome.losses, "moved": len(moved)}
+
+
+@pytest.mark.parametrize(
+    "stages, replicas, towers", [(1, 1, "dealt"), (1, 1, "piped"), (2, 1, "dealt"), (2, 1, "piped"), (1, 2, "dealt")]
+)
+def test_a_batch_in_which_nothing_is_right_moves_nothing(
+    factbook_dir: Path, tmp_path: Path, stages: int, replicas: int, towers: str
+):
+    arguments, count = (factbook_dir, tmp_path, stages, replicas, towers), stages * replicas
+    ranks = [unlabelled(*arguments)] if count == 1 else run_on_ranks(unlabelled, count, *arguments)  # type: ignore[arg-type]
+    assert ranks == [{"documents": 0, "losses": {"contrastive": 0.0}, "moved": 0}] * count

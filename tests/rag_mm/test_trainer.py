@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -66,6 +67,14 @@ def test_a_run_explains_itself(undisturbed: tuple[Path, list[dict[str, Any]]]):
     assert set(last["time_s"]) >= {"retrieve", "fetch", "forward_backward", "update"}
     assert 0 <= last["hit_at_k"] <= 1 and last["peak_memory_bytes"][0] > 10**8
     assert last["index_version"] == 18 and checkpoint.list_steps(run) == [18, 20]
+    reading = lines[3:]  # what shows a collapse is there in each step, and is a number
+    shown = [line["score_entropy"] for line in reading] + [line["score_margin"] for line in reading]
+    shown += [line["hit_at_k"] for line in reading] + [e for line in reading for e in line["entropies"].values()]
+    shown += [line["contrastive"][what] for line in lines for what in ("margin", "accuracy")]
+    shown += [line["dev_hit_at_k"] for line in lines if line["step"] in (4, 9, 14, 19)]
+    shown += [line["staleness"]["changed_at_refresh"] for line in lines[8:]]
+    assert all(math.isfinite(number) for number in shown)
+    assert set(last["entropies"]) == {"pdist/target", "pdist/score"}
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,48 @@ WORDS = ["what", "is", "the", "capital", "of", "nepal", "peru", "chad", "flag", 
 
 def bert_folder(folder: Path, *, dropout: float = 0.1, words: list[str] | None = None) -> str:
     """A BERT of two layers, and its tokenizer."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=_save_tokenizer(folder, words), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=24, max_position_embeddings=64, hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout, initializer_range=0.3,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder)
+    return str(folder)
+
+
+def encoder_folder(folder: Path, kind: str) -> str:
+    """The same of another kind: the class ``kind`` + "Model" of transformers, of two layers."""
+    import transformers
+
+    vocabulary, side = _save_tokenizer(folder), {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    size = {**side, "intermediate_size": 24, "max_position_embeddings": 66, "initializer_range": 0.3}
+    family: str = kind
+    if kind == "DistilBert":
+        size = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": 66}
+        size["initializer_range"] = 0.3
+    elif kind in ("T5", "T5Encoder"):
+        family, size = "T5", {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+        size["initializer_factor"] = 1.0
+    elif kind in ("Albert", "Electra"):
+        size["embedding_size"] = 12
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(vocab_size=vocabulary, pad_token_id=0, **size)
+    model = getattr(transformers, f"{kind}Model")(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") and parameter.dim() == 1:
+                parameter.normal_(std=0.3)  # else they start at zero
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def _save_tokenizer(folder: Path, words: list[str] | None = None) -> int:
+    """Of words and letters; gives how many."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(words or WORDS), *"abcdefghijklmnopqrstuvwxyz"]
     tokenizer = Tokenizer(models.WordPiece({w: i for i, w in enumerate(dict.fromkeys(vocabulary))}, unk_token="[UNK]"))
@@ -25,14 +65,7 @@ def bert_folder(folder: Path, *, dropout: float = 0.1, words: list[str] | None =
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
     ).save_pretrained(folder)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=tokenizer.get_vocab_size(), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=24, max_position_embeddings=64, hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout, initializer_range=0.3,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(folder)
-    return str(folder)
+    return tokenizer.get_vocab_size()
 
 
 def clip_config(folder: Path, *, name: str = "tiny-clip") -> str:

@@ -12,7 +12,7 @@ from retriever.config import RetrieverConfig
 from retriever.embed import architecture
 from retriever.encoder import DualEncoder
 from retriever.index import Manifest
-from tests.retriever.public_models import bert_folder, clip_config
+from tests.retriever.public_models import bert_folder, clip_config, encoder_folder
 
 TEXTS = ["what is the capital of nepal", "peru", "a red flag of a country in asia is the flag of chad", ""]
 
@@ -73,15 +73,102 @@ def test_pooling_and_length(tmp_path: Path, pooling: str, unit: bool):
     assert torch.equal(embed(model, TEXTS)[3], torch.zeros(16))  # an empty text contributes nothing
 
 
-def test_biases_of_keys_move_nothing_and_are_not_trained(tmp_path: Path):
-    model = text_only(bert_folder(tmp_path / "bert"), text_max_tokens=64)
+KEY_BIASES = {
+    "Albert": "attention.key.bias", "Bert": "self.key.bias", "Camembert": "self.key.bias",
+    "DistilBert": "k_lin.bias", "Electra": "self.key.bias", "MPNet": "attn.k.bias", "Roberta": "self.key.bias",
+    "XLMRoberta": "self.key.bias", "ModernBert": "", "T5Encoder": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(KEY_BIASES))
+def test_biases_of_keys_move_nothing_and_are_not_trained(tmp_path: Path, kind: str):
+    """They and nothing else: what is left has a gradient that is more than rounding."""
+    model = text_only(encoder_folder(tmp_path / "model", kind), text_max_tokens=64).double()
     before = embed(model, TEXTS)
     frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
-    assert [name.endswith("attention.self.key.bias") for name in frozen] == [True, True]  # of two layers
+    ending = KEY_BIASES[kind]
+    assert len(frozen) == (0 if not ending else 1 if kind == "Albert" else 2)  # one a layer; ALBERT's share theirs
+    assert all(name.endswith(ending) for name in frozen)
+    for parameter in frozen.values():
+        parameter.requires_grad_()
+    (embed(model, TEXTS) * torch.randn(before.shape, generator=torch.Generator().manual_seed(0))).sum().backward()
+    moved = {n: p.grad.abs().max().item() for n, p in model.named_parameters() if p.grad is not None}
+    assert all(moved[name] < 1e-13 for name in frozen)
+    assert min(size for name, size in moved.items() if name not in frozen and name.startswith("text.")) > 1e-6
     with torch.no_grad():
         for bias in frozen.values():
             bias += torch.randn(bias.shape)
-    torch.testing.assert_close(embed(model, TEXTS), before, rtol=0, atol=1e-5)
+    torch.testing.assert_close(embed(model, TEXTS), before, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["T5", "T5Encoder"])
+def test_of_a_t5_the_encoder_alone_is_taken(tmp_path: Path, kind: str):
+    from transformers import AutoTokenizer, T5EncoderModel
+
+    folder = encoder_folder(tmp_path / "t5", kind)
+    model, tokenizer = text_only(folder, text_max_tokens=64), AutoTokenizer.from_pretrained(folder)
+    original = T5EncoderModel.from_pretrained(folder).eval()
+    for text, row in zip(TEXTS[:3], embed(model, TEXTS[:3]), strict=True):
+        with torch.no_grad():
+            hidden = original(**tokenizer(text, return_tensors="pt", return_token_type_ids=False)).last_hidden_state[0]
+        torch.testing.assert_close(row, hidden.mean(0) / hidden.mean(0).norm(), rtol=0, atol=1e-5)
+    assert not [name for name in model.state_dict() if "decoder" in name or "shared" in name]
+    plain = architecture(model, image_size=24)
+    assert architecture(text_only(folder, text_max_tokens=64), image_size=24) == plain
+    empty = DualEncoder.empty(model.config, image_size=24)
+    empty.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(embed(empty, TEXTS), embed(model, TEXTS)) and architecture(empty, image_size=24) == plain
+
+
+def test_an_encoder_decoder_is_refused(tmp_path: Path):
+    from transformers import BartConfig
+
+    folder = bert_folder(tmp_path / "bart")
+    BartConfig().save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"which is not usable: bart is an encoder-decoder; an encoder is needed"):
+        text_only(folder, text_max_tokens=64)
+
+
+def test_weights_that_are_missing_are_not_made_up(tmp_path: Path):
+    """But for the pooler, which is not used and which many files leave out."""
+    from safetensors.torch import load_file, save_file
+
+    folder = bert_folder(tmp_path / "bert")
+    file = tmp_path / "bert" / "model.safetensors"
+    whole, right = load_file(file), embed(text_only(folder, text_max_tokens=64), TEXTS)
+
+    def keep(part: str) -> None:
+        save_file({n: t for n, t in whole.items() if part not in n}, file, metadata={"format": "pt"})
+
+    keep("pooler")
+    assert torch.equal(embed(text_only(folder, text_max_tokens=64), TEXTS), right)
+    keep("layer.1.attention.self.query")
+    lacking = "encoder.layer.1.attention.self.query"
+    with pytest.raises(ValueError, match=rf"bert', which is not usable: .* {lacking}.bias, {lacking}.weight$"):
+        text_only(folder, text_max_tokens=64)
+    keep("encoder.")
+    with pytest.raises(ValueError, match=r"lack weights of the model, encoder.* and 29 more$"):
+        text_only(folder, text_max_tokens=64)
+
+
+def test_texts_of_like_length_are_computed_together_where_no_gradient_is_wanted(tmp_path: Path):
+    """Against one text at a time, in the order given; and less is computed than the longest text would ask for."""
+    folder = bert_folder(tmp_path)
+    model, g = text_only(folder, text_max_tokens=32), torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 30, (100,), generator=g).tolist()
+    texts = [" ".join(["the"] * length) + f" {i}" for i, length in enumerate(lengths)]
+    widths: list[torch.Size] = []
+    model.text.model.register_forward_pre_hook(
+        lambda _, args, given: widths.append(given["input_ids"].shape), with_kwargs=True
+    )
+    with torch.no_grad():
+        found = embed(model, texts)
+        assert sum(rows for rows, _ in widths) == 100 and max(rows for rows, _ in widths) == 32
+        assert {width for _, width in widths} == {16, 32}
+        torch.testing.assert_close(found, pooled(folder, texts, limit=32), rtol=0, atol=1e-5)
+    widths.clear()
+    torch.testing.assert_close(embed(model, texts), found, rtol=0, atol=1e-5)
+    assert [rows for rows, _ in widths] == [100]  # with gradients, as it is
 
 
 def test_long_texts_are_cut_and_counted(tmp_path: Path):
