@@ -7,7 +7,7 @@ weights as they come:
     python train.py --config configs/pretrained.yaml --run-dir runs/pretrained/before --train.steps 1 \
         --train.learning_rate 0 --train.retriever_learning_rate 0
     for run in before joint; do
-        python -m rag_mm.evaluate --run-dir runs/pretrained/$run --rows joint,no_documents --num 32
+        python -m rag_mm.evaluate --run-dir runs/pretrained/$run --rows joint,no_documents --num 128
     done
     python -m benchmarks.retriever.pretrained --docs
 """
@@ -70,7 +70,7 @@ def table(result: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.retriever.pretrained", description=__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/pretrained"), help="folder with before/ and joint/")
-    parser.add_argument("--num", type=int, default=32, help="questions that were asked")
+    parser.add_argument("--num", type=int, default=128, help="questions that were asked")
     parser.add_argument("--docs", action="store_true", help="write the curve and the table into docs/")
     options = parser.parse_args(argv)
     result = collect(options.runs, num=options.num)
