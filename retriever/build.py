@@ -278,6 +278,13 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except (FileNotFoundError, ValueError) as error:
         fail(str(error))
+    except OSError as error:  # a full disk, one that cannot be written to, rights
+        print(
+            f"the index at {config.index.dir} could not be built: {' '.join(str(error).split())}; mend that and run the "
+            "same command again, which goes on where this one ended",
+            file=sys.stderr,
+        )
+        return 1
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -41,7 +41,7 @@ from retriever.list_files import is_part, merge_parts, write_part
 from retriever.manifest import Manifest
 from retriever.ranks import Ranks
 from retriever.recall import DEPTH, Exact, complaint, merge_exact, search_hard_enough
-from retriever.sizing import kind_of, size_of
+from retriever.sizing import kind_of, misfit, size_of
 from retriever.vector_files import FLAT, FLAT_HEADER, inverted_lists, read_vectors
 
 
@@ -73,6 +73,18 @@ class IndexBuild(ABC):
         self.folder = self.directory / f".build-{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
         self.shards = EmbeddingShards(self.folder, count=count, dim=dim, shard_size=config.shard_size)
 
+    def check(self) -> None:
+        """Refuse what would fail after hours of embedding.
+
+        Raises:
+            ValueError: faiss cannot make such an index of so many vectors, or of this width.
+        """
+        count, dim = self.manifest.count, self.manifest.dim
+        if problem := misfit(self.factory, count, dim):
+            raise ValueError(
+                f"index.factory is {self.factory!r}, which does not fit {count} documents of width {dim}: {problem}"
+            )
+
     @abstractmethod
     def embed_shard(self, shard: int, advance: Callable[[int], None] = lambda _: None) -> None:
         """Embed and seal a shard, telling ``advance`` how many vectors came."""
@@ -89,8 +101,10 @@ class IndexBuild(ABC):
         """Build and publish; gives the version's number.
 
         Raises:
-            ValueError: another job builds here, or a file has changed meanwhile.
+            ValueError: another job builds here, a file has changed meanwhile, or as of `check`.
+            OSError: something could not be written.
         """
+        self.check()
         with versions.only_writer(self.directory) if self.ranks.rank == 0 else contextlib.nullcontext():
             if self.ranks.rank == 0:
                 self._tidy()
@@ -140,7 +154,10 @@ class IndexBuild(ABC):
         vectors = faiss.index_factory(self.manifest.dim, self.factory, faiss.METRIC_INNER_PRODUCT)
         vectors.train(self.shards.sample(self.size.train))
         temporary = self.folder / ".trained.faiss.tmp"
-        faiss.write_index(vectors, str(temporary))
+        try:
+            faiss.write_index(vectors, str(temporary))
+        except RuntimeError as error:  # faiss raises it when a disk is full
+            raise OSError(f"{temporary} could not be written: {error}") from error
         sync(temporary)
         temporary.replace(self._trained_path)
         sync(self.folder)

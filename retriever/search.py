@@ -138,9 +138,7 @@ def _is_plain(vectors: Vectors, score_BW: Scores, k: int) -> bool:
 
     What was not found stands last, with equal scores; where that is the next alone, all that was visited is known.
     """
-    return (
-        not vectors.is_flat and score_BW.shape[1] > k and bool((score_BW[:, :k] > score_BW[:, 1 : k + 1]).all())
-    )
+    return not vectors.is_flat and score_BW.shape[1] > k and bool((score_BW[:, :k] > score_BW[:, 1 : k + 1]).all())
 
 
 def _recomputed(
