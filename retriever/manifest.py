@@ -42,6 +42,7 @@ class Manifest:
         recall_queries: queries that this was measured with.
         num_added: documents that came after ``index.faiss`` was made, in ``added.faiss``.
         num_dead: vectors whose documents are gone or have a newer one.
+        num_damaged: documents that the build job found damaged and embedded as empty ones; since then at most so many.
         sha256: of ``index.faiss``.
         ids_sha256: of ``ids``.
         added_sha256: of ``added.faiss``, empty without one.
@@ -62,6 +63,7 @@ class Manifest:
     recall_queries: int = 0
     num_added: int = 0
     num_dead: int = 0
+    num_damaged: int = 0
     sha256: str = ""
     ids_sha256: str = ""
     added_sha256: str = ""
@@ -115,7 +117,9 @@ def read_manifest(path: Path) -> Manifest:
     manifest = Manifest(**document)
     if manifest.metric != METRIC:
         raise ValueError(f"{path} names the metric {manifest.metric!r}; this version reads {METRIC!r}; {ANEW}")
-    counts = (manifest.count, manifest.num_dead, manifest.num_added, manifest.num_base, manifest.effort)
+    counts = (
+        manifest.count, manifest.num_dead, manifest.num_added, manifest.num_base, manifest.effort, manifest.num_damaged
+    )  # fmt: skip
     if not 1 <= manifest.dim <= LARGEST_DIM or not all(0 <= n <= LARGEST_COUNT for n in counts):
         raise ValueError(f"{path} is damaged: {manifest.count} vectors of width {manifest.dim}; {ANEW}")
     if not math.isfinite(manifest.recall_at_10):
