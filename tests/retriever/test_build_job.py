@@ -19,7 +19,7 @@ from rich.console import Console
 from data.dataset import Dataset
 from data.document_store import Document
 from rag_mm.evaluate.fact_edit import copy_dataset
-from retriever import versions
+from retriever import index_build, versions
 from retriever.build import fresh_encoder, main, update_index
 from retriever.build_job import BuildJob
 from retriever.config import IndexConfig, RetrieverConfig
@@ -174,6 +174,37 @@ def test_a_shard_that_changed_is_found_and_made_anew(factbook: Dataset, tmp_path
     assert load(tmp_path).manifest.count == len(factbook.store)
 
 
+@pytest.mark.parametrize("name", ["trained.faiss", "part-000001.lists", "part-000002.lists"])
+@pytest.mark.parametrize("place", [5, -3])
+def test_a_flipped_byte_of_lists_or_centroids_is_made_anew(
+    name: str, place: int, factbook: Dataset, right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What flips before a job is started again is made anew; what flips while it runs is never used."""
+
+    def flip() -> None:
+        path = make(factbook, tmp_path).folder / name
+        data = bytearray(path.read_bytes())
+        data[place] ^= 1
+        path.write_bytes(data)
+
+    merge, assemble = index_build.merge_parts, BuildJob.assemble
+    with monkeypatch.context() as patched:
+        patched.setattr(BuildJob, "assemble", lambda *_: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception):
+            make(factbook, tmp_path).run()
+    flip()
+    if name == "trained.faiss":
+        monkeypatch.setattr(BuildJob, "assemble", lambda *arguments: (flip(), assemble(*arguments)))
+    else:
+        monkeypatch.setattr(index_build, "merge_parts", lambda *arguments: (flip(), merge(*arguments)))
+    with pytest.raises(ValueError, match=rf"{name} has changed since it was written; run the same command again"):
+        make(factbook, tmp_path).run()
+    assert not (tmp_path / "CURRENT").exists()
+    monkeypatch.undo()
+    make(factbook, tmp_path).run()
+    assert files(tmp_path) == files(right)
+
+
 def test_two_jobs_do_not_build_in_one_folder(factbook: Dataset, tmp_path: Path):
     with versions.only_writer(tmp_path), pytest.raises(ValueError, match=r"index\.dir is .*another job builds"):
         make(factbook, tmp_path).run()
@@ -268,9 +299,9 @@ def test_a_factory_that_does_not_fit_is_refused_before_anything_is_embedded(
 
 @pytest.mark.parametrize(
     "factory",
-    ["IVF64,Flat", "IVF65,Flat", "IVF4,PQ4", "IVF4,PQ4x4", "IVF4,PQ4x12", "IVF4,PQ3x4", "OPQ3,IVF4,Flat",
-     "OPQ4,IVF4,PQ4", "OPQ4_12,IVF2,PQ4x4", "OPQ4_10,IVF2,Flat", "PCA8,IVF4,Flat", "PCA8,IVF4,PQ3x4", "PCAR32,IVF4,SQ8",
-     "PCA17,IVF4,Flat", "HNSW2,Flat", "HNSW4,SQfp16", "IVF4_HNSW2,Flat", "IVF4,PQ4x25", "HNSW99999999999,Flat"],
+    ["IVF64,Flat", "IVF65,Flat", "IVF4,PQ1", "IVF4,PQ4x4", "IVF4,PQ4x12", "IVF4,PQ3x4", "OPQ3,IVF4,Flat",
+     "OPQ2,IVF4,PQ2x4", "OPQ4_12,IVF2,Flat", "OPQ4_10,IVF2,Flat", "PCA8,IVF4,Flat", "PCA8,IVF4,PQ3x4",
+     "PCAR32,IVF4,SQ8", "PCA17,IVF4,Flat", "HNSW2,Flat", "HNSW4,SQfp16", "IVF4_HNSW2,Flat", "IVF4,PQ4x25", "HNSW99999999999,Flat"],
 )  # fmt: skip
 @pytest.mark.parametrize("count", [64, 300])
 def test_what_is_said_not_to_fit_is_what_faiss_fails_at(factory: str, count: int):
@@ -294,19 +325,20 @@ def test_what_ends_the_process_in_faiss_does_not_reach_it(factory: str):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
-@pytest.mark.parametrize("stage", ["embedding", "training", "publishing"])
+@pytest.mark.parametrize("stage", ["embedding", "training", "assembling", "publishing"])
 def test_a_disk_that_fails_is_said_in_a_line_and_the_same_command_goes_on(
     number: int, stage: str, factbook_dir: Path, right: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
     def broken(*arguments: object, **options: object) -> None:
-        if stage == "training":
+        if stage == "assembling":
             raise RuntimeError(f"write error ({os.strerror(number)})")  # what faiss makes of it
         raise OSError(number, os.strerror(number))
 
     where = {
         "embedding": (EmbeddingShards, "write"),
-        "training": (faiss, "write_index"),
+        "training": (Path, "write_bytes"),
+        "assembling": (index_build, "merge_parts"),
         "publishing": (versions, "sync"),
     }
     monkeypatch.setattr(*where[stage], broken)
