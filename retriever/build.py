@@ -223,7 +223,7 @@ def update_index(job: BuildJob, old: Index) -> int | None:
     """
     store, config, directory = job.store, job.config, job.directory
     touched = store.edited_ids_since(old.manifest.num_edits)
-    if not touched:
+    if not touched and old.overhead <= config.max_overhead:
         version = index_files.list_versions(directory)[-1]
         _say_up_to_date(job, version)
         return version
@@ -268,11 +268,11 @@ def _run(job: BuildJob) -> None:
         return found.factory == job.factory or (config.factory == "auto" and _kind(found.factory) == _kind(job.factory))
 
     def take(version: int, found: Manifest) -> Index | int | None:
-        """The index where few documents changed, its number where none did."""
+        """The index where few documents changed, or it is to be compacted; its number where there is nothing to do."""
         touched = len(job.store.edited_ids_since(found.num_edits))
         if 2 * touched > len(job.store):
             return None
-        if touched:
+        if touched or found.overhead > job.config.max_overhead:
             return index_files.load(job.directory, version=version, mapped=True)
         index_files.check_files(job.directory, version, found)
         return version

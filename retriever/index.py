@@ -125,7 +125,8 @@ class Index:
         """
         if device == "cpu":
             return self
-        problem = why_not_on_gpu(self._vectors)
+        dead = self._dead[self._dead < len(self._parts[0])]
+        problem = why_not_on_gpu(self._vectors, num_dead=len(dead))
         if problem and device == "gpu":
             raise ValueError(f"index.device is 'gpu', but {problem}; use auto or cpu")
         if problem:
@@ -133,8 +134,7 @@ class Index:
                 say(f"the index is searched on the CPU: {problem}")
             return self
         vectors, self._gpu = copied_to_gpu(self._vectors)
-        dead = self._dead[self._dead < len(self._parts[0])]
-        self._parts[0] = Vectors(vectors, effort=self.manifest.effort, dead=dead, on_gpu=True)
+        self._parts[0] = Vectors(vectors, effort=self.manifest.effort, on_gpu=True)
         return self
 
     def search(
@@ -250,7 +250,7 @@ class Index:
     @property
     def overhead(self) -> float:
         """Share of the rows that are dead or were added later: what `compacted` would clear away."""
-        return (len(self._dead) + self.manifest.num_added) / max(1, len(self._ids))
+        return self.manifest.overhead
 
     def compacted(self) -> Index:
         """The same documents in one faiss index: lists are filled anew, a graph is built anew, nothing is embedded."""

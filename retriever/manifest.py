@@ -79,6 +79,11 @@ class Manifest:
         """Vectors of ``index.faiss``."""
         return self.num_rows - self.num_added
 
+    @property
+    def overhead(self) -> float:
+        """Share of the rows that are dead or were added later."""
+        return (self.num_dead + self.num_added) / max(1, self.num_rows)
+
     def check(self, needed: Manifest, *, where: str) -> None:
         """Refuse an index that does not fit what is needed; it may cover fewer edits (and documents), but not more.
 

@@ -301,7 +301,8 @@ def test_a_factory_that_does_not_fit_is_refused_before_anything_is_embedded(
     "factory",
     ["IVF64,Flat", "IVF65,Flat", "IVF4,PQ1", "IVF4,PQ4x4", "IVF4,PQ4x12", "IVF4,PQ3x4", "OPQ3,IVF4,Flat",
      "OPQ2,IVF4,PQ2x4", "OPQ4_12,IVF2,Flat", "OPQ4_10,IVF2,Flat", "PCA8,IVF4,Flat", "PCA8,IVF4,PQ3x4",
-     "PCAR32,IVF4,SQ8", "PCA17,IVF4,Flat", "HNSW2,Flat", "HNSW4,SQfp16", "IVF4_HNSW2,Flat", "IVF4,PQ4x25", "HNSW99999999999,Flat"],
+     "PCAR32,IVF4,SQ8", "PCA17,IVF4,Flat", "HNSW2,Flat", "HNSW4,SQfp16", "IVF4_HNSW2,Flat", "IVF4,PQ4x25",
+     "HNSW99999999999,Flat"],
 )  # fmt: skip
 @pytest.mark.parametrize("count", [64, 300])
 def test_what_is_said_not_to_fit_is_what_faiss_fails_at(factory: str, count: int):

@@ -135,6 +135,18 @@ def test_lists_stay_on_the_disk_and_documents_come_in_batches(memory: Memory, mo
     assert sorted(index.ids) == sorted(memory.store.ids)
 
 
+def test_an_index_is_compacted_although_nothing_changed(memory: Memory, capsys: pytest.CaptureFixture[str]):
+    assert memory.build() == 0
+    memory.add("atlantis")
+    memory.store.delete("np")
+    assert memory.build() == 0 and memory.manifest.overhead > 0
+    assert memory.build("--index.max_overhead", "0") == 0
+    assert "compacted" in capsys.readouterr().err and memory.manifest.overhead == 0
+    assert sorted(load(memory.index).ids) == sorted(memory.store.ids)
+    assert memory.build("--index.max_overhead", "0") == 0
+    assert "version 2 is up to date" in capsys.readouterr().err
+
+
 def test_a_checkpoint_embeds_only_what_changed_and_untrained_gates_everything(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ):
