@@ -2,8 +2,9 @@
 
 Embeds every document of the store with the retriever of a checkpoint (``index.checkpoint``; the untrained one if
 empty) and publishes a new index version. A version that already covers this store, these weights and these edits
-is left as it is; if only some documents were edited since, only those are embedded again; else it is built
-in stages (`retriever.build_job`). ``--dry-run`` says what that will take and writes nothing.
+is left as it is; if only some documents were edited since, only those are embedded again (but untrained trigrams have
+gates that are fitted to the memory: of another one, other weights); else it is built in stages (`retriever.build_job`).
+``--dry-run`` says what that will take and writes nothing.
 
 It reads the sections ``data``, ``retriever`` and ``index`` (and ``train.seed``, which decides the untrained
 weights) of a run's configuration.
