@@ -18,6 +18,7 @@ from data.json_files import read_json
 
 ANEW = "build the index again, or restore it from a copy"
 METRIC = "inner product"
+TEMPLATE = "title, passage, picture"  # `retriever.embed.document_features`
 LARGEST_DIM, LARGEST_COUNT = 1 << 20, 1 << 40
 # What decides whether an index fits; the others say how it was made or what its files are.
 IDENTITY = ("encoder", "weights", "store", "num_edits", "dim", "count", "template", "metric")
@@ -55,7 +56,7 @@ class Manifest:
     num_edits: int
     dim: int
     count: int
-    template: str = "title, picture"
+    template: str = TEMPLATE
     factory: str = "Flat"
     metric: str = METRIC
     effort: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -16,6 +17,7 @@ from retriever import index as index_files
 from retriever.build import fresh_encoder, main
 from retriever.checkpoint_files import seal, write_tensors
 from retriever.config import RetrieverConfig
+from retriever.embed import document_features
 from retriever.faiss_import import faiss
 from retriever.index import Index, Manifest, load
 from retriever.manifest import read_manifest
@@ -166,6 +168,25 @@ def test_a_checkpoint_embeds_only_what_changed_and_untrained_gates_everything(
     embedded.clear()
     assert memory.build(checkpoint=False) == 0
     assert memory.manifest.weights != weights and sum(embedded) == 2 * len(memory.store)  # gates, then all of them
+
+
+def test_the_manifest_names_all_that_is_embedded(memory: Memory, capsys: pytest.CaptureFixture[str]):
+    encoder = fresh_encoder(SMALL, memory.dataset, image_size=24, seed=0)
+    whole = Document("a", "Atlantis", {"capital": "Poseidonia"}, memory.image, passage="An island that sank.")
+    others = {
+        "title": replace(whole, title="Lemuria"), "passage": replace(whole, passage="A land bridge."),
+        "picture": replace(whole, image=None), "fields": replace(whole, fields={}),
+    }  # fmt: skip
+    features = document_features(encoder, [whole, *others.values()], image_size=24)
+    embedding = encoder(features)
+    counts = [name for name, row in zip(others, embedding[1:], strict=True) if not torch.allclose(row, embedding[0])]
+    assert memory.build() == 0 and memory.manifest.template == ", ".join(counts)
+    path = memory.index / "versions" / "0" / "manifest.json"
+    replace(memory.manifest, template="title, picture").write(path)
+    capsys.readouterr()
+    assert memory.build() == 0
+    assert "its template is 'title, picture', needed is 'title, passage, picture'" in capsys.readouterr().err
+    assert memory.manifest.template == "title, passage, picture" and index_files.list_versions(memory.index) == [0, 1]
 
 
 @pytest.mark.parametrize("factory", ["IVF4,Flat", "PCA4,IVF4_HNSW4,SQ8"])
