@@ -19,7 +19,7 @@ from retriever.faiss_import import faiss
 from retriever.features import Features, Featurizer
 from retriever.index import Index
 from retriever.recall import DEPTH, Exact, search_hard_enough
-from retriever.sizing import kind_of, size_of
+from retriever.sizing import kind_of, misfit, size_of
 
 
 def approximate(index: Index, factory: str, *, query_QE: Tensor | None, num_queries: int, recall: float) -> Index:
@@ -40,6 +40,8 @@ def approximate(index: Index, factory: str, *, query_QE: Tensor | None, num_quer
         return index
     vectors = faiss.rev_swig_ptr(index.vectors.get_xb(), count * dim).reshape(count, dim)
     try:
+        if problem := misfit(kind, count, dim):
+            raise RuntimeError(problem)
         made = faiss.index_factory(dim, kind, faiss.METRIC_INNER_PRODUCT)
         if not made.is_trained:
             made.train(numpy.ascontiguousarray(vectors[_spread(count, size_of(kind, count, dim).train or count)]))

@@ -2,8 +2,9 @@
 
 Embeds every document of the store with the retriever of a checkpoint (``index.checkpoint``; the untrained one if
 empty) and publishes a new index version. A version that already covers this store, these weights and these edits
-is left as it is; if only some documents were edited since, only those are embedded again; else it is built
-in stages (`retriever.build_job`). ``--dry-run`` says what that will take and writes nothing.
+is left as it is; if only some documents were edited since, only those are embedded again (but untrained trigrams have
+gates that are fitted to the memory: of another one, other weights); else it is built in stages (`retriever.build_job`).
+``--dry-run`` says what that will take and writes nothing.
 
 It reads the sections ``data``, ``retriever`` and ``index`` (and ``train.seed``, which decides the untrained
 weights) of a run's configuration.
@@ -16,9 +17,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,15 +36,17 @@ from data.document_store import DocumentStore
 from retriever import index as index_files
 from retriever.build_job import BuildJob
 from retriever.config import IndexConfig, RetrieverConfig, encoder_config
-from retriever.embed import embed_documents, make_manifest
+from retriever.embed import embed_documents, embedded_batches, make_manifest
 from retriever.encoder import DualEncoder
 from retriever.estimate import estimate
 from retriever.index import Index, Manifest
-from retriever.versions import named_by_checkpoints, only_writer
+from retriever.manifest import read_manifest
+from retriever.versions import current, named_by_checkpoints, only_writer
 from retriever.weights import load_weights
 
 LONGEST = timedelta(days=7)  # that a rank may work while the others wait for it
 FETCHED = 1024  # documents read at once to fit the gates
+Taken = TypeVar("Taken")
 Embed = Callable[[Sequence[str], Callable[[int], None]], Tensor]  # ids, progress -> (len(ids), E)
 
 
@@ -136,7 +140,10 @@ def build_index(
     store = dataset.store
     manifest = make_manifest(encoder, store, image_size=image_size, weights=weights)
     console = console or Console(stderr=True)
-    old = _usable(directory, manifest, console, factory=lambda found: found.factory == "Flat")
+    old = _usable(
+        directory, manifest, console, fits=lambda found: found.factory == "Flat",
+        take=lambda version, _: index_files.load(directory, version=version),
+    )  # fmt: skip
     touched = list(store.ids) if old is None else store.edited_ids_since(old.manifest.num_edits)
     todo = touched if old is None else [name for name in touched if name in store]
     gone = set(touched) - set(todo)
@@ -172,20 +179,29 @@ def build_index(
 
 
 def _usable(
-    directory: str | Path, manifest: Manifest, console: Console, *, factory: Callable[[Manifest], bool] | None = None
-) -> Index | None:
-    """The current version, if it is whole and made from the same weights and store; else says why not."""
+    directory: str | Path,
+    manifest: Manifest,
+    console: Console,
+    *,
+    fits: Callable[[Manifest], bool],
+    take: Callable[[int, Manifest], Taken],
+) -> Taken | None:
+    """What ``take`` makes of the current version, if it is whole and of the same weights and store; else says why not.
+
+    The manifest is judged before ``take`` reads the other files.
+    """
     if not (Path(directory) / "CURRENT").exists():
         return None
     try:
-        index = index_files.load(directory)
-        index.manifest.check(manifest, where=str(directory))
-        if factory is not None and not factory(index.manifest):
-            raise ValueError(f"the index at {directory} is of another kind, {index.manifest.factory}")
+        version = current(Path(directory))
+        found = read_manifest(Path(directory) / "versions" / str(version) / "manifest.json")
+        found.check(manifest, where=str(directory))
+        if not fits(found):
+            raise ValueError(f"the index at {directory} is of another kind, {found.factory}")
+        return take(version, found)
     except (FileNotFoundError, ValueError) as error:
         console.print(f"not used, a new version replaces it: {error}", highlight=False, soft_wrap=True, markup=False)
         return None
-    return index
 
 
 def _say_what_was_lost(store: DocumentStore, encoder: DualEncoder, before: int, console: Console) -> None:
@@ -197,20 +213,33 @@ def _say_what_was_lost(store: DocumentStore, encoder: DualEncoder, before: int, 
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def update_index(job: BuildJob, old: Index) -> int:
-    """Bring an index of the same weights and store up to the store's last edit; gives the version's number."""
+def update_index(job: BuildJob, old: Index) -> int | None:
+    """Bring an index of the same weights and store up to the store's last edit; gives the version's number.
+
+    None, and nothing is published: too many documents may be damaged, of those that did not change; only a build that
+    reads them all can tell.
+
+    Raises:
+        BadDataError: too many are, as for `BuildJob`; nothing is published.
+    """
     store, config, directory = job.store, job.config, job.directory
     touched = store.edited_ids_since(old.manifest.num_edits)
-    if not touched:
+    if not touched and old.overhead <= config.max_overhead:
         version = index_files.list_versions(directory)[-1]
-        job.console.print(f"index {directory}: version {version} is up to date")
+        _say_up_to_date(job, version)
         return version
     todo, before = [name for name in touched if name in store], job.encoder.featurizer.truncated
-    embedding = embed_documents(
-        job.encoder, store, todo, image_size=job.image_size, batch_size=config.batch_size
-    )  # fmt: skip
+    batches = embedded_batches(job.encoder, store, todo, image_size=job.image_size, batch_size=config.batch_size)
+    index = old.replaced(todo, batches, num_edits=store.num_edits, gone=set(touched) - set(todo))
+    store.bad.count_all()
     _say_what_was_lost(store, job.encoder, before, job.console)
-    index = old.replaced(todo, embedding, num_edits=store.num_edits, gone=set(touched) - set(todo))
+    if complaint := store.bad.complaint(job.max_bad_share, whole=True):
+        raise BadDataError(complaint)
+    num_damaged = old.manifest.num_damaged + store.bad.num_bad
+    if num_damaged > max(job.max_bad_share * store.bad.num_read, store.bad.num_bad):
+        job.console.print("built anew: too many documents may be damaged, which only reading them all can tell")
+        return None
+    index.manifest = replace(index.manifest, num_damaged=num_damaged)
     overhead = index.overhead
     if overhead > config.max_overhead:
         index = index.compacted()
@@ -224,20 +253,46 @@ def update_index(job: BuildJob, old: Index) -> int:
     return version
 
 
+def _say_up_to_date(job: BuildJob, version: int) -> None:
+    job.console.print(f"index {job.directory}: version {version} is up to date")
+
+
 def _run(job: BuildJob) -> None:
-    """Update what is there, or build."""
+    """Update what is there, or build.
+
+    Raises:
+        BadDataError: too many documents are damaged, on every rank; nothing is published.
+    """
     config, ranks = job.config, job.ranks
 
     def fits(found: Manifest) -> bool:
         return found.factory == job.factory or (config.factory == "auto" and _kind(found.factory) == _kind(job.factory))
 
-    old = _usable(job.directory, job.manifest, job.console, factory=fits) if ranks.rank == 0 else None
-    few = old is not None and 2 * len(job.store.edited_ids_since(old.manifest.num_edits)) <= len(job.store)
-    if ranks.gather(few)[0]:
-        if old is not None:
-            update_index(job, old)
-        ranks.wait()
-    else:
+    def take(version: int, found: Manifest) -> Index | int | None:
+        """The index where few documents changed, or it is to be compacted; its number where there is nothing to do."""
+        touched = len(job.store.edited_ids_since(found.num_edits))
+        if 2 * touched > len(job.store):
+            return None
+        if touched or found.overhead > job.config.max_overhead:
+            return index_files.load(job.directory, version=version, mapped=True)
+        index_files.check_files(job.directory, version, found)
+        return version
+
+    done, problem = False, ""
+    if ranks.rank == 0:
+        old = _usable(job.directory, job.manifest, job.console, fits=fits, take=take)
+        if isinstance(old, int):
+            _say_up_to_date(job, old)
+            done = True
+        elif old is not None:
+            try:
+                done = update_index(job, old) is not None
+            except BadDataError as error:
+                problem = str(error)
+    done, problem = ranks.gather((done, problem))[0]
+    if problem:
+        raise BadDataError(problem)
+    if not done:
         job.run()
 
 
@@ -278,6 +333,13 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except (FileNotFoundError, ValueError) as error:
         fail(str(error))
+    except OSError as error:  # a full disk, one that cannot be written to, rights
+        print(
+            f"the index at {config.index.dir} could not be built: {' '.join(str(error).split())}; mend that and run "
+            "the same command again, which goes on where this one ended",
+            file=sys.stderr,
+        )
+        return 1
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy
 import torch
@@ -86,6 +87,7 @@ class BuildJob(IndexBuild):
             self._say(line)
         if complaint := self.store.bad.complaint(self.max_bad_share, whole=True):
             raise BadDataError(complaint)
+        self.manifest = replace(self.manifest, num_damaged=self.store.bad.num_bad)
 
     @torch.no_grad()
     def queries(self) -> NDArray[numpy.float32]:

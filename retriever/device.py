@@ -16,14 +16,23 @@ from retriever.faiss_import import faiss
 ON_GPU = ("IndexFlat", "IndexFlatIP", "IndexIVFFlat", "IndexIVFPQ", "IndexIVFScalarQuantizer")
 
 
-def why_not_on_gpu(vectors: Any) -> str:
-    """What keeps an index from a GPU; empty: nothing."""
+def why_not_on_gpu(vectors: Any, *, num_dead: int = 0) -> str:
+    """What keeps an index from a GPU; empty: nothing.
+
+    Args:
+        num_dead: rows that it must not find; faiss takes a selector on a GPU and does not look at it.
+    """
     if not torch.cuda.is_available():
         return "this machine has no GPU that torch sees"
     if not hasattr(faiss, "StandardGpuResources") or not faiss.get_num_gpus():
         return "faiss was installed without GPU support (see docs/dependencies.md: make faiss-gpu)"
     if type(vectors).__name__ not in ON_GPU:
         return f"an {type(vectors).__name__} is searched on the CPU only"
+    if num_dead:
+        return (
+            f"it has {num_dead} deleted or replaced vectors, which a GPU would find; "
+            "`python -m retriever.build ... --index.max_overhead 0` clears them away"
+        )
     return ""
 
 

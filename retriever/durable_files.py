@@ -58,6 +58,37 @@ def _remove_left(path: Path) -> None:
                 left.unlink(missing_ok=True)
 
 
+def seal(path: Path, digest: str) -> None:
+    """Write beside a file the checksum of what was meant to be in it, durably.
+
+    Raises:
+        OSError: if it could not be written.
+    """
+    replace_text(_seal(path), digest)
+
+
+def is_sealed(path: Path, digest: str | None = None) -> bool:
+    """Whether a file is there and its contents are those that it was sealed with.
+
+    Args:
+        digest: of its contents, where they were read already.
+    """
+    try:
+        return (sha256(path) if digest is None else digest).encode() == _seal(path).read_bytes()
+    except FileNotFoundError:
+        return False
+
+
+def unseal(path: Path) -> ValueError:
+    """Take a damaged file's seal away, so that the job that made it makes it anew; what to raise."""
+    _seal(path).unlink(missing_ok=True)
+    return ValueError(f"{path} has changed since it was written; run the same command again, which makes it anew")
+
+
+def _seal(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
 def put_folder(temporary: Path, final: Path) -> None:
     """Give a whole folder its name, in place of one that has it already.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 import torch
@@ -68,7 +68,32 @@ def stored_features(
     return features
 
 
-@torch.no_grad()
+def embedded_batches(
+    encoder: DualEncoder,
+    store: DocumentStore,
+    ids: Sequence[str],
+    *,
+    image_size: int,
+    batch_size: int,
+    progress: Callable[[int], None] | None = None,
+    embed: Callable[[dict[str, Tensor]], Tensor] | None = None,
+) -> Iterator[Tensor]:
+    """Embeddings (B, E) of documents, as `stored_features` reads them, one batch after the other.
+
+    Args:
+        progress: called with the number of documents done after each batch.
+        embed: from features to embeddings, where the encoder is not whole on this process.
+    """
+    embed = encoder if embed is None else embed
+    for start in range(0, len(ids), batch_size):
+        mine = ids[start : start + batch_size]
+        with torch.no_grad():
+            embedding_BE = embed(stored_features(encoder, store, mine, image_size=image_size))
+        yield embedding_BE
+        if progress is not None:
+            progress(len(mine))
+
+
 def embed_documents(
     encoder: DualEncoder,
     store: DocumentStore,
@@ -79,20 +104,11 @@ def embed_documents(
     progress: Callable[[int], None] | None = None,
     embed: Callable[[dict[str, Tensor]], Tensor] | None = None,
 ) -> Tensor:
-    """Embeddings (len(ids), E) of documents, as `stored_features` reads them.
-
-    Args:
-        progress: called with the number of documents done after each batch.
-        embed: from features to embeddings, where the encoder is not whole on this process.
-    """
-    embed = encoder if embed is None else embed
-    parts = [torch.zeros(0, encoder.dim)]
-    for start in range(0, len(ids), batch_size):
-        mine = ids[start : start + batch_size]
-        parts.append(embed(stored_features(encoder, store, mine, image_size=image_size)))
-        if progress is not None:
-            progress(len(mine))
-    return torch.cat(parts)
+    """The same (len(ids), E) in one tensor."""
+    batches = embedded_batches(
+        encoder, store, ids, image_size=image_size, batch_size=batch_size, progress=progress, embed=embed
+    )
+    return torch.cat([torch.zeros(0, encoder.dim), *batches])
 
 
 def architecture(encoder: DualEncoder, *, image_size: int) -> str:

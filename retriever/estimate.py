@@ -59,7 +59,12 @@ class Estimate:
 
 
 def estimate(job: BuildJob) -> Estimate:
-    """Embed a few batches, multiply some matrices, and calculate; writes nothing."""
+    """Embed a few batches, multiply some matrices, and calculate; writes nothing.
+
+    Raises:
+        ValueError: as of `IndexBuild.check`.
+    """
+    job.check()
     speed, flops = _documents_per_s(job), _flops(job.manifest.dim)
     count, dim, size = job.manifest.count, job.manifest.dim, job.size
     ranks = max(1, min(job.ranks.count, job.shards.num_shards))

@@ -125,7 +125,8 @@ class Index:
         """
         if device == "cpu":
             return self
-        problem = why_not_on_gpu(self._vectors)
+        dead = self._dead[self._dead < len(self._parts[0])]
+        problem = why_not_on_gpu(self._vectors, num_dead=len(dead))
         if problem and device == "gpu":
             raise ValueError(f"index.device is 'gpu', but {problem}; use auto or cpu")
         if problem:
@@ -133,8 +134,7 @@ class Index:
                 say(f"the index is searched on the CPU: {problem}")
             return self
         vectors, self._gpu = copied_to_gpu(self._vectors)
-        dead = self._dead[self._dead < len(self._parts[0])]
-        self._parts[0] = Vectors(vectors, effort=self.manifest.effort, dead=dead, on_gpu=True)
+        self._parts[0] = Vectors(vectors, effort=self.manifest.effort, on_gpu=True)
         return self
 
     def search(
@@ -197,12 +197,17 @@ class Index:
         return numpy.array([self._row_of[name] for name in names if name in self._row_of], dtype=numpy.int64)
 
     def replaced(
-        self, ids: Sequence[str], embedding_UE: Tensor, *, num_edits: int, gone: Collection[str] = ()
+        self, ids: Sequence[str], embedding: Tensor | Iterable[Tensor], *, num_edits: int, gone: Collection[str] = ()
     ) -> Index:
-        """A copy in which ``ids`` have new vectors, those it did not hold yet at the end, and ``gone`` are left out."""
+        """A copy in which ``ids`` have new vectors, those it did not hold yet at the end, and ``gone`` are left out.
+
+        Args:
+            embedding: one vector for each of ``ids``, in one tensor (U, E) or in batches (B, E) of their order.
+        """
         gone = set(gone)
+        batches = [embedding] if isinstance(embedding, Tensor) else embedding
         if not self._parts[0].is_flat:
-            return self._with_additions(ids, embedding_UE, num_edits=num_edits, gone=gone)
+            return self._with_additions(ids, batches, num_edits=num_edits, gone=gone)
         rows = [row for row, name in enumerate(self._ids) if name not in gone]
         kept = [self._ids[row] for row in rows]
         place = {name: i for i, name in enumerate(kept)}
@@ -210,13 +215,15 @@ class Index:
         place |= {name: len(kept) + i for i, name in enumerate(new)}
         matrix = numpy.empty((len(place), self.manifest.dim), dtype=numpy.float32)
         matrix[: len(kept)] = self.vectors.reconstruct_n(0, len(self._ids))[rows]
-        for row, name in enumerate(ids):
-            matrix[place[name]] = embedding_UE[row].detach().float().numpy()
+        left = iter(ids)
+        for batch_BE in batches:
+            for vector in batch_BE.detach().float().numpy():
+                matrix[place[next(left)]] = vector
         manifest = replace(self.manifest, num_edits=num_edits, count=len(place))
         return Index.from_embeddings(torch.from_numpy(matrix), [*kept, *new], manifest)
 
     def _with_additions(
-        self, ids: Sequence[str], embedding_UE: Tensor, *, num_edits: int, gone: Collection[str]
+        self, ids: Sequence[str], batches: Iterable[Tensor], *, num_edits: int, gone: Collection[str]
     ) -> Index:
         """The same where the vectors cannot be rewritten: old rows are dead, new vectors stand at the end."""
         newly_dead = self._rows_of([*ids, *gone])
@@ -224,7 +231,8 @@ class Index:
         added = faiss.IndexFlatIP(self.manifest.dim)
         if self._added is not None:
             added.add(self._added.reconstruct_n(0, self._added.ntotal))
-        added.add(embedding_UE.detach().float().contiguous().numpy())
+        for batch_BE in batches:
+            added.add(batch_BE.detach().float().contiguous().numpy())
         rows = [*self._ids, *ids]
         manifest = replace(
             self.manifest, num_edits=num_edits, count=len(rows) - len(dead), num_added=added.ntotal, num_dead=len(dead)
@@ -242,7 +250,7 @@ class Index:
     @property
     def overhead(self) -> float:
         """Share of the rows that are dead or were added later: what `compacted` would clear away."""
-        return (len(self._dead) + self.manifest.num_added) / max(1, len(self._ids))
+        return self.manifest.overhead
 
     def compacted(self) -> Index:
         """The same documents in one faiss index: lists are filled anew, a graph is built anew, nothing is embedded."""
@@ -328,6 +336,21 @@ def load(directory: str | Path, *, version: int | None = None, mapped: bool = Fa
     except FileNotFoundError as error:
         raise FileNotFoundError(f"index version {version} of {directory} is incomplete: {error.filename}") from None
     return Index(vectors, ids, manifest, added=added, dead=dead, folder=folder)
+
+
+def check_files(directory: str | Path, version: int, manifest: Manifest) -> None:
+    """Refuse a version of which a file is damaged or missing, without loading it.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load`.
+    """
+    folder = Path(directory) / "versions" / str(version)
+    for name, right in (
+        ("ids", manifest.ids_sha256), ("index.faiss", manifest.sha256), ("added.faiss", manifest.added_sha256),
+        ("dead", manifest.dead_sha256),
+    ):  # fmt: skip
+        if right or name in ("ids", "index.faiss"):
+            check_file(folder / name, right)
 
 
 def _read_dead(path: Path, manifest: Manifest) -> Rows:

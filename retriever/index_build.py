@@ -33,7 +33,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from retriever import versions
 from retriever.config import IndexConfig
-from retriever.durable_files import sha256, sync
+from retriever.durable_files import is_sealed, seal, sha256, sync, unseal
 from retriever.embedding_shards import EmbeddingShards
 from retriever.faiss_import import faiss
 from retriever.id_file import write_ids
@@ -41,7 +41,7 @@ from retriever.list_files import is_part, merge_parts, write_part
 from retriever.manifest import Manifest
 from retriever.ranks import Ranks
 from retriever.recall import DEPTH, Exact, complaint, merge_exact, search_hard_enough
-from retriever.sizing import kind_of, size_of
+from retriever.sizing import kind_of, misfit, size_of
 from retriever.vector_files import FLAT, FLAT_HEADER, inverted_lists, read_vectors
 
 
@@ -73,6 +73,18 @@ class IndexBuild(ABC):
         self.folder = self.directory / f".build-{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
         self.shards = EmbeddingShards(self.folder, count=count, dim=dim, shard_size=config.shard_size)
 
+    def check(self) -> None:
+        """Refuse what would fail after hours of embedding.
+
+        Raises:
+            ValueError: faiss cannot make such an index of so many vectors, or of this width.
+        """
+        count, dim = self.manifest.count, self.manifest.dim
+        if problem := misfit(self.factory, count, dim):
+            raise ValueError(
+                f"index.factory is {self.factory!r}, which does not fit {count} documents of width {dim}: {problem}"
+            )
+
     @abstractmethod
     def embed_shard(self, shard: int, advance: Callable[[int], None] = lambda _: None) -> None:
         """Embed and seal a shard, telling ``advance`` how many vectors came."""
@@ -89,8 +101,10 @@ class IndexBuild(ABC):
         """Build and publish; gives the version's number.
 
         Raises:
-            ValueError: another job builds here, or a file has changed meanwhile.
+            ValueError: another job builds here, a file has changed meanwhile, or as of `check`.
+            OSError: something could not be written.
         """
+        self.check()
         with versions.only_writer(self.directory) if self.ranks.rank == 0 else contextlib.nullcontext():
             if self.ranks.rank == 0:
                 self._tidy()
@@ -134,16 +148,26 @@ class IndexBuild(ABC):
 
     def _train(self) -> None:
         """Train lists and codes on a sample, once."""
-        if not self.size.num_lists or self._trained_path.exists():
+        if not self.size.num_lists or is_sealed(self._trained_path):
             return
+        for part in self.folder.glob("part-*"):  # of an index that is damaged now
+            part.unlink()
         self._say(f"training {self.factory} on {self.size.train} of {self.manifest.count} vectors")
         vectors = faiss.index_factory(self.manifest.dim, self.factory, faiss.METRIC_INNER_PRODUCT)
         vectors.train(self.shards.sample(self.size.train))
         temporary = self.folder / ".trained.faiss.tmp"
-        faiss.write_index(vectors, str(temporary))
+        text = faiss.serialize_index(vectors).tobytes()
+        temporary.write_bytes(text)
         sync(temporary)
         temporary.replace(self._trained_path)
         sync(self.folder)
+        seal(self._trained_path, hashlib.sha256(text).hexdigest())
+
+    def _trained(self) -> Any:
+        """What `_train` made; ValueError if it is no longer that."""
+        if not is_sealed(self._trained_path):
+            raise unseal(self._trained_path)
+        return faiss.read_index(str(self._trained_path))
 
     def _part(self, shard: int) -> Path:
         return self.folder / f"part-{shard:06d}.lists"
@@ -151,7 +175,7 @@ class IndexBuild(ABC):
     def _fill(self) -> Exact | None:
         """Lists of this rank's shards, and the exact best for the queries (on the first rank, over all shards)."""
         query, found = self.queries(), []
-        trained = faiss.read_index(str(self._trained_path)) if self.size.num_lists else None
+        trained = self._trained() if self.size.num_lists else None
         with self._bar("filling", len(self._mine())) as advance:
             for shard in self._mine():
                 vectors = self.shards.read(shard)
@@ -163,7 +187,7 @@ class IndexBuild(ABC):
         return merge_exact(query, every) if self.ranks.rank == 0 else None
 
     def fill_part(self, trained: Any, shard: int, vectors: NDArray[numpy.float32]) -> None:
-        """The lists of one shard, unless they are there."""
+        """The lists of one shard, unless they are there as they were written."""
         ivf = inverted_lists(trained)
         if not is_part(self._part(shard), num_lists=ivf.nlist, code_size=ivf.code_size, count=len(vectors)):
             write_part(self._part(shard), trained, vectors, first=self.shards.rows(shard).start)
@@ -211,8 +235,7 @@ class IndexBuild(ABC):
     def assemble(self, path: Path) -> None:
         """Write ``index.faiss``."""
         if self.size.num_lists:
-            trained = faiss.read_index(str(self._trained_path))
-            merge_parts(path, trained, [self._part(shard) for shard in range(self.shards.num_shards)])
+            merge_parts(path, self._trained(), [self._part(shard) for shard in range(self.shards.num_shards)])
             return
         if self.factory == "Flat":
             count, dim = self.manifest.count, self.manifest.dim

@@ -18,6 +18,7 @@ from data.json_files import read_json
 
 ANEW = "build the index again, or restore it from a copy"
 METRIC = "inner product"
+TEMPLATE = "title, passage, picture"  # `retriever.embed.document_features`
 LARGEST_DIM, LARGEST_COUNT = 1 << 20, 1 << 40
 # What decides whether an index fits; the others say how it was made or what its files are.
 IDENTITY = ("encoder", "weights", "store", "num_edits", "dim", "count", "template", "metric")
@@ -42,6 +43,7 @@ class Manifest:
         recall_queries: queries that this was measured with.
         num_added: documents that came after ``index.faiss`` was made, in ``added.faiss``.
         num_dead: vectors whose documents are gone or have a newer one.
+        num_damaged: documents that the build job found damaged and embedded as empty ones; since then at most so many.
         sha256: of ``index.faiss``.
         ids_sha256: of ``ids``.
         added_sha256: of ``added.faiss``, empty without one.
@@ -54,7 +56,7 @@ class Manifest:
     num_edits: int
     dim: int
     count: int
-    template: str = "title, picture"
+    template: str = TEMPLATE
     factory: str = "Flat"
     metric: str = METRIC
     effort: int = 0
@@ -62,6 +64,7 @@ class Manifest:
     recall_queries: int = 0
     num_added: int = 0
     num_dead: int = 0
+    num_damaged: int = 0
     sha256: str = ""
     ids_sha256: str = ""
     added_sha256: str = ""
@@ -76,6 +79,11 @@ class Manifest:
     def num_base(self) -> int:
         """Vectors of ``index.faiss``."""
         return self.num_rows - self.num_added
+
+    @property
+    def overhead(self) -> float:
+        """Share of the rows that are dead or were added later."""
+        return (self.num_dead + self.num_added) / max(1, self.num_rows)
 
     def check(self, needed: Manifest, *, where: str) -> None:
         """Refuse an index that does not fit what is needed; it may cover fewer edits (and documents), but not more.
@@ -115,7 +123,9 @@ def read_manifest(path: Path) -> Manifest:
     manifest = Manifest(**document)
     if manifest.metric != METRIC:
         raise ValueError(f"{path} names the metric {manifest.metric!r}; this version reads {METRIC!r}; {ANEW}")
-    counts = (manifest.count, manifest.num_dead, manifest.num_added, manifest.num_base, manifest.effort)
+    counts = (
+        manifest.count, manifest.num_dead, manifest.num_added, manifest.num_base, manifest.effort, manifest.num_damaged
+    )  # fmt: skip
     if not 1 <= manifest.dim <= LARGEST_DIM or not all(0 <= n <= LARGEST_COUNT for n in counts):
         raise ValueError(f"{path} is damaged: {manifest.count} vectors of width {manifest.dim}; {ANEW}")
     if not math.isfinite(manifest.recall_at_10):

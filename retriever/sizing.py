@@ -13,6 +13,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from retriever.faiss_import import faiss
+
 FLAT_BELOW, GRAPH_BELOW, WHOLE_UP_TO = 1_000, 10_000, 1_000_000
 PER_LIST = 40  # vectors that a centroid is trained on; faiss warns below 39
 
@@ -41,11 +43,13 @@ class Size:
 
     Attributes:
         num_lists: of an IVF index, else 0.
+        least: vectors without which faiss cannot train it.
         train: vectors that it is trained on (none for flat ones and graphs).
         file_bytes: of ``index.faiss``, about.
     """
 
     num_lists: int
+    least: int
     train: int
     file_bytes: int
 
@@ -63,5 +67,31 @@ def size_of(factory: str, count: int, dim: int) -> Size:
         per_vector = math.ceil(dim * int(scalar[1]) / 8)
     links = re.match(r"HNSW(\d+)", factory)
     extra = 8 * (2 * int(links[1]) + 2) // 2 + 16 if links else 8 * bool(num_lists)
-    train = max(num_lists * PER_LIST, 256 * PER_LIST * bool(codes)) if num_lists or codes else 0
-    return Size(num_lists, min(count, train), count * (per_vector + extra) + 4 * dim * num_lists)
+    rotated, reduced = re.match(r"OPQ\d+", factory), re.match(r"PCAR?(\d+)", factory)
+    per_code = 1 << min(int(codes[2] or 8), 62) if codes else 0
+    least = max(num_lists, per_code, 256 * bool(rotated), int(reduced[1]) if reduced else 0)
+    train = max(least, 256 * bool(codes)) * PER_LIST
+    return Size(num_lists, least, min(count, train), count * (per_vector + extra) + 4 * dim * num_lists)
+
+
+def misfit(factory: str, count: int, dim: int) -> str:
+    """Why faiss cannot make an index of this factory string of so many vectors; empty: it can.
+
+    What faiss itself finds, it finds when it trains, or (a graph without links) by ending the process.
+    """
+    if re.search(r"(?<!\d)0+(?!\d)", factory) or re.search(r"HNSW0*1(?!\d)", factory):
+        return "no number in it may be 0, and HNSW needs 2 links or more"
+    least = size_of(factory, count, dim).least
+    if least > count:  # first, since faiss reserves memory for the lists
+        return f"it is trained on {least} vectors or more (one for each list, and for each entry of a code)"
+    try:
+        made = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        return str(error).splitlines()[0].rpartition("failed: ")[2]
+    chain = made.chain if isinstance(made, faiss.IndexPreTransform) else None
+    rotation = faiss.downcast_VectorTransform(chain.at(0)) if chain is not None else None
+    if isinstance(rotation, faiss.OPQMatrix) and rotation.d_out % rotation.M:
+        return f"OPQ{rotation.M} does not divide the width {rotation.d_out}"
+    if isinstance(rotation, faiss.PCAMatrix) and rotation.d_out > dim:
+        return f"PCA{rotation.d_out} is wider than the vectors"
+    return ""

@@ -24,8 +24,7 @@ def without_rows(vectors: Any, rows: Rows, fresh: Scores) -> Any:
             graph.add(numpy.stack([vectors.storage.reconstruct(r) for r in rows[start : start + (1 << 16)].tolist()]))
         graph.add(fresh)
         return graph
-    new = faiss.clone_index(vectors)
-    new.reset()
+    new = _emptied(vectors)
     old_lists = faiss.downcast_InvertedLists(inverted_lists(vectors).invlists)
     lists = inverted_lists(new)
     number = numpy.full(vectors.ntotal, -1, dtype=numpy.int64)
@@ -42,4 +41,19 @@ def without_rows(vectors: Any, rows: Rows, fresh: Scores) -> Any:
             lists.invlists.add_entries(i, len(names), faiss.swig_ptr(names), faiss.swig_ptr(codes))
     lists.ntotal = new.ntotal = len(rows)
     new.add_with_ids(fresh, numpy.arange(len(rows), len(rows) + len(fresh)))
+    return new
+
+
+def _emptied(vectors: Any) -> Any:
+    """A copy of an IVF index without its vectors, whose lists faiss could not copy where they lie on the disk."""
+    ivf = inverted_lists(vectors)
+    lists, owned = ivf.invlists, ivf.own_invlists
+    nothing = faiss.ArrayInvertedLists(ivf.nlist, lists.code_size)
+    ivf.own_invlists = False  # else they would be freed
+    try:
+        ivf.replace_invlists(nothing, False)
+        new = faiss.clone_index(vectors)
+    finally:
+        ivf.replace_invlists(lists, owned)
+    new.reset()
     return new

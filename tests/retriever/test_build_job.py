@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -18,18 +19,19 @@ from rich.console import Console
 from data.dataset import Dataset
 from data.document_store import Document
 from rag_mm.evaluate.fact_edit import copy_dataset
-from retriever import versions
-from retriever.build import fresh_encoder, update_index
+from retriever import index_build, versions
+from retriever.build import fresh_encoder, main, update_index
 from retriever.build_job import BuildJob
 from retriever.config import IndexConfig, RetrieverConfig
 from retriever.embedding_shards import EmbeddingShards
+from retriever.encoder import DualEncoder
 from retriever.estimate import estimate
 from retriever.faiss_import import faiss
 from retriever.index import load
 from retriever.list_files import merge_parts, write_part
 from retriever.manifest import read_manifest
 from retriever.recall import Exact, merge_exact, search_hard_enough
-from retriever.sizing import choose_factory, size_of
+from retriever.sizing import choose_factory, misfit, size_of
 
 ROOT = Path(__file__).parents[2]
 LISTS = "IVF4,Flat"
@@ -172,6 +174,37 @@ def test_a_shard_that_changed_is_found_and_made_anew(factbook: Dataset, tmp_path
     assert load(tmp_path).manifest.count == len(factbook.store)
 
 
+@pytest.mark.parametrize("name", ["trained.faiss", "part-000001.lists", "part-000002.lists"])
+@pytest.mark.parametrize("place", [5, -3])
+def test_a_flipped_byte_of_lists_or_centroids_is_made_anew(
+    name: str, place: int, factbook: Dataset, right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What flips before a job is started again is made anew; what flips while it runs is never used."""
+
+    def flip() -> None:
+        path = make(factbook, tmp_path).folder / name
+        data = bytearray(path.read_bytes())
+        data[place] ^= 1
+        path.write_bytes(data)
+
+    merge, assemble = index_build.merge_parts, BuildJob.assemble
+    with monkeypatch.context() as patched:
+        patched.setattr(BuildJob, "assemble", lambda *_: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception):
+            make(factbook, tmp_path).run()
+    flip()
+    if name == "trained.faiss":
+        monkeypatch.setattr(BuildJob, "assemble", lambda *arguments: (flip(), assemble(*arguments)))
+    else:
+        monkeypatch.setattr(index_build, "merge_parts", lambda *arguments: (flip(), merge(*arguments)))
+    with pytest.raises(ValueError, match=rf"{name} has changed since it was written; run the same command again"):
+        make(factbook, tmp_path).run()
+    assert not (tmp_path / "CURRENT").exists()
+    monkeypatch.undo()
+    make(factbook, tmp_path).run()
+    assert files(tmp_path) == files(right)
+
+
 def test_two_jobs_do_not_build_in_one_folder(factbook: Dataset, tmp_path: Path):
     with versions.only_writer(tmp_path), pytest.raises(ValueError, match=r"index\.dir is .*another job builds"):
         make(factbook, tmp_path).run()
@@ -246,6 +279,77 @@ def test_sizes():
 def test_a_factory_that_is_not_known_is_refused(wrong: str):
     with pytest.raises(ValueError, match=r"index\.factory is .*allowed are auto, Flat"):
         replace(IndexConfig(), factory=wrong)
+
+
+@pytest.mark.parametrize("factory", ["IVF4096,Flat", "IVF4,PQ3", "IVF4,PQ4"])  # lists, width, entries of a code
+@pytest.mark.parametrize("dry", [False, True])
+def test_a_factory_that_does_not_fit_is_refused_before_anything_is_embedded(
+    factory: str, dry: bool, factbook_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    monkeypatch.setattr(DualEncoder, "forward", lambda *inputs: pytest.fail("documents were embedded"))
+    count = len(Dataset(factbook_dir).store)
+    with pytest.raises(SystemExit) as ended:
+        main([*command(factbook_dir, tmp_path / "index"), "--index.factory", factory, *["--dry_run=true"] * dry])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1
+    assert f"index.factory is '{factory}', which does not fit {count} documents of width 40: " in said
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize(
+    "factory",
+    ["IVF64,Flat", "IVF65,Flat", "IVF4,PQ1", "IVF4,PQ4x4", "IVF4,PQ4x12", "IVF4,PQ3x4", "OPQ3,IVF4,Flat",
+     "OPQ2,IVF4,PQ2x4", "OPQ4_12,IVF2,Flat", "OPQ4_10,IVF2,Flat", "PCA8,IVF4,Flat", "PCA8,IVF4,PQ3x4",
+     "PCAR32,IVF4,SQ8", "PCA17,IVF4,Flat", "HNSW2,Flat", "HNSW4,SQfp16", "IVF4_HNSW2,Flat", "IVF4,PQ4x25",
+     "HNSW99999999999,Flat"],
+)  # fmt: skip
+@pytest.mark.parametrize("count", [64, 300])
+def test_what_is_said_not_to_fit_is_what_faiss_fails_at(factory: str, count: int):
+    vectors = numpy.random.default_rng(0).standard_normal((count, 16), dtype=numpy.float32)
+    sample = vectors[: size_of(factory, count, 16).train or count]
+    try:
+        index = faiss.index_factory(16, factory, faiss.METRIC_INNER_PRODUCT)
+        index.train(sample)
+        index.add(vectors)
+        works = True
+    except RuntimeError:
+        works = False
+    assert (misfit(factory, count, 16) == "") == works
+
+
+@pytest.mark.parametrize(
+    "factory", ["IVF0,Flat", "HNSW0,Flat", "HNSW1,Flat", "IVF4_HNSW1,Flat", "PCA0,IVF4,Flat", "IVF4,PQ4x0"]
+)
+def test_what_ends_the_process_in_faiss_does_not_reach_it(factory: str):
+    assert misfit(factory, 300, 16) == "no number in it may be 0, and HNSW needs 2 links or more"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("stage", ["embedding", "training", "assembling", "publishing"])
+def test_a_disk_that_fails_is_said_in_a_line_and_the_same_command_goes_on(
+    number: int, stage: str, factbook_dir: Path, right: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    def broken(*arguments: object, **options: object) -> None:
+        if stage == "assembling":
+            raise RuntimeError(f"write error ({os.strerror(number)})")  # what faiss makes of it
+        raise OSError(number, os.strerror(number))
+
+    where = {
+        "embedding": (EmbeddingShards, "write"),
+        "training": (Path, "write_bytes"),
+        "assembling": (index_build, "merge_parts"),
+        "publishing": (versions, "sync"),
+    }
+    monkeypatch.setattr(*where[stage], broken)
+    assert main(command(factbook_dir, tmp_path)) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert f"the index at {tmp_path} could not be built: " in said[-1] and os.strerror(number) in said[-1]
+    assert not any("Traceback" in line for line in said) and not (tmp_path / "CURRENT").exists()
+    monkeypatch.undo()
+    assert main(command(factbook_dir, tmp_path)) == 0
+    assert files(tmp_path) == files(right)
 
 
 def test_recall_is_of_queries_that_the_effort_was_not_chosen_on():

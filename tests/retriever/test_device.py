@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 
@@ -49,7 +50,35 @@ def test_what_a_gpu_gives_is_searched_with_its_limits(monkeypatch: pytest.Monkey
         return limited, None
 
     index = Index.from_embeddings(vectors, [f"d{i:04}" for i in range(3000)], Manifest("e", "w", "s", 0, 2, 3000))
-    monkeypatch.setattr(index_files, "why_not_on_gpu", lambda vectors: "")
+    monkeypatch.setattr(index_files, "why_not_on_gpu", lambda vectors, **options: "")
     monkeypatch.setattr(index_files, "copied_to_gpu", copied)
     ids, _ = index.placed("gpu", say=print).search(torch.ones(1, 2), k=5)  # 3,000 ties: more than it can tell apart
     assert len(set(ids[0])) == 5
+
+
+@pytest.mark.parametrize("factory", ["IVF2,Flat", "Flat"])
+def test_deleted_documents_keep_an_index_from_a_gpu(factory: str, monkeypatch: pytest.MonkeyPatch):
+    """A GPU's index takes a selector and does not look at it, so it would find them."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1, raising=False)
+    copied: list[int] = []
+    monkeypatch.setattr(index_files, "copied_to_gpu", lambda vectors: (copied.append(vectors.ntotal) or vectors, None))
+    vectors = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    made = faiss.index_factory(4, factory, faiss.METRIC_INNER_PRODUCT)
+    made.train(vectors.numpy())
+    made.add(vectors.numpy())
+    manifest = Manifest("e", "w", "s", 0, 4, 38, factory=factory, effort=2, num_dead=2)
+
+    def index() -> Index:
+        return Index(made, [f"d{i}" for i in range(40)], manifest, dead=numpy.array([3, 5]))
+
+    said: list[str] = []
+    found, _ = index().placed("auto", say=said.append).search(vectors[3:4], k=38)
+    assert len(found[0]) == 38 and not {"d3", "d5"} & set(found[0]) and copied == []
+    assert "it has 2 deleted or replaced vectors, which a GPU would find; `python -m retriever.build" in said[0]
+    with pytest.raises(ValueError, match=r"index\.device is .gpu., but it has 2 deleted .*--index\.max_overhead 0"):
+        index().placed("gpu", say=said.append)
+    if factory != "Flat":  # which never has them: it is copied without
+        compacted = index().compacted().placed("gpu", say=said.append)
+        assert copied == [38] and not {"d3", "d5"} & set(compacted.search(vectors[3:4], k=38)[0][0])
