@@ -62,6 +62,7 @@ class IndexUpkeep:
                 Path(config.run_dir), towers, mesh, num_edits=memory.store.num_edits, say=say
             )
         self.waited_s = 0.0
+        self._unmoved = 0  # before this step, documents were still embedded as in the index's own version
 
     def wait(self, step: int, asked: Callable[[], bool] = lambda: False) -> bool:
         """Wait for the refresh that this step adopts, if there is one and it is late.
@@ -95,12 +96,13 @@ class IndexUpkeep:
                 self._side.catch_up()
                 self._side.stand_still()
             self._refresh(step)
-        elif mode == "every_n_steps" and self._is_due(step):
+        elif mode == "every_n_steps" and self._is_due(step) and not self._is_same(step):
             self._refresh(step)
         elif self._background is not None:
             if self._adopts(step) and self.wait(step):
                 self._adopt(self._background, step)
-            if self._background.pending is None and self._is_owed(step) and self._is_worth(step):
+            idle = self._background.pending is None
+            if idle and self._is_owed(step) and self._is_worth(step) and not self._is_same(step):
                 self._background.begin(step)
                 self._background.prune(self._named("refresh"))
 
@@ -138,13 +140,27 @@ class IndexUpkeep:
         train, version = self.config.train, self.memory.version
         every, since = self.config.index.refresh_every_n_steps, step - train.retriever_steps
         due = (every > 0 and since % every == 0) or step in (train.retriever_steps, train.retriever_moves[1])
-        return due and version is not None and self.joint.streams.moved_retriever(version, step)
+        return due and version is not None and self._has_moved(version, step)
 
     def _is_owed(self, step: int) -> bool:
         """The same for refreshes that take a while: one may be under way when the retriever is frozen for good."""
         version, frozen = self.memory.version, step >= self.config.train.retriever_moves[1]
-        late = frozen and version is not None and self.joint.streams.moved_retriever(version, step)
+        late = frozen and version is not None and self._has_moved(version, step)
         return late or self._is_due(step)
+
+    def _has_moved(self, version: int, step: int) -> bool:
+        """Whether documents may be embedded otherwise than in a version, as far as phases tell."""
+        return self.joint.streams.moved_retriever(max(version, self._unmoved), step)
+
+    def _is_same(self, step: int) -> bool:
+        """Whether a refresh would give the same vectors again: what embeds documents is frozen (`retriever.freeze`).
+
+        The weights tell, so a resumed run, which does not know what was compared before, leaves out the same ones.
+        """
+        same = self.memory.holds(self.towers)
+        if same:
+            self._unmoved = step
+        return same
 
     def _is_worth(self, step: int) -> bool:
         """Whether a refresh that begins now is searched before training ends."""

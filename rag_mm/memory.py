@@ -104,6 +104,18 @@ class Memory:
 
         self._take(step, publish, probe_BE=probe_BE, k=k, named=named)
 
+    def holds(self, towers: Towers) -> bool:
+        """Whether the index is exact and of the very vectors that the towers would give now (a collective).
+
+        One that is not exact is also tuned to the questions, which may have moved.
+        """
+        weights, same = towers.weights_hash(), False
+        if self._index is not None:
+            held = (self._index.part if isinstance(self._index, ShardedIndex) else self._index).manifest
+            needed = make_manifest(towers.encoder, self.store, image_size=self.image_size, weights=weights)
+            same = held.is_of(needed) and held.factory == "Flat"
+        return self.mesh.broadcast(same)
+
     def _embedded(self, towers: Towers) -> Iterator[Tensor]:
         """Embeddings of the whole memory in order, some documents (B, E) at a time, on every rank, which share them.
 

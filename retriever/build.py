@@ -12,7 +12,6 @@ weights) of a run's configuration.
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import sys
@@ -25,7 +24,6 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from data.bad_data import BadDataError
@@ -33,6 +31,7 @@ from data.command_line import fail, parse
 from data.config import DataConfig
 from data.dataset import Dataset
 from data.document_store import DocumentStore
+from data.progress import progress
 from retriever import index as index_files
 from retriever.build_job import BuildJob
 from retriever.config import IndexConfig, RetrieverConfig, encoder_config
@@ -151,12 +150,7 @@ def build_index(
         console.print(f"index {directory}: version {index_files.list_versions(directory)[-1]} is up to date")
         return old
     before = encoder.featurizer.truncated
-    with Progress(
-        TextColumn("index"), BarColumn(), MofNCompleteColumn(), TextColumn("documents"), TimeRemainingColumn(),
-        console=console, transient=True,
-    ) as bar:  # fmt: skip
-        task = bar.add_task("embed", total=len(todo))
-        advance = functools.partial(bar.advance, task)
+    with progress(console, "index", len(todo), "documents") as advance:
         if embed is None or not todo:  # only deletions
             embedding = embed_documents(
                 encoder, store, todo, image_size=image_size, batch_size=batch_size, progress=advance

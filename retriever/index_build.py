@@ -29,8 +29,8 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from data.progress import progress
 from retriever import versions
 from retriever.config import IndexConfig
 from retriever.durable_files import is_sealed, seal, sha256, sync, unseal
@@ -138,7 +138,7 @@ class IndexBuild(ABC):
         there = self.shards.num_shards - sum(self.ranks.gather(len(mine)))
         if there:
             self._say(f"going on: {there} of {self.shards.num_shards} shards of embeddings are there")
-        with self._bar("embedding", sum(len(self.shards.rows(shard)) for shard in mine)) as advance:
+        with self._bar("embedding", sum(len(self.shards.rows(shard)) for shard in mine), "documents") as advance:
             for shard in mine:
                 self.embed_shard(shard, advance)
 
@@ -176,7 +176,7 @@ class IndexBuild(ABC):
         """Lists of this rank's shards, and the exact best for the queries (on the first rank, over all shards)."""
         query, found = self.queries(), []
         trained = self._trained() if self.size.num_lists else None
-        with self._bar("filling", len(self._mine())) as advance:
+        with self._bar("filling", len(self._mine()), "shards") as advance:
             for shard in self._mine():
                 vectors = self.shards.read(shard)
                 found.append(Exact.of(query, vectors, first=self.shards.rows(shard).start))
@@ -256,15 +256,11 @@ class IndexBuild(ABC):
             self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     @contextlib.contextmanager
-    def _bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    def _bar(self, what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
         """Progress of this rank's share, which is about everybody's."""
         if self.ranks.rank or not total:
             yield lambda _: None
             return
         share = f" (1 of {self.ranks.count} ranks)" if self.ranks.count > 1 else ""
-        with Progress(
-            TextColumn(what + share), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            console=self.console, transient=True,
-        ) as bar:  # fmt: skip
-            task = bar.add_task(what, total=total)
-            yield lambda count: bar.advance(task, count)
+        with progress(self.console, what + share, total, unit) as advance:
+            yield advance

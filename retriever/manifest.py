@@ -99,6 +99,10 @@ class Manifest:
             if not fits:
                 raise ValueError(f"the index at {where} does not fit: its {name} is {mine!r}, needed is {value!r}")
 
+    def is_of(self, other: Manifest) -> bool:
+        """Whether both hold the same vectors, or this one a part of them."""
+        return all(getattr(self, name) == getattr(other, name) for name in IDENTITY if name != "count")
+
     def write(self, path: Path) -> None:
         document = asdict(self)
         document["checksum"] = _checksum(document)

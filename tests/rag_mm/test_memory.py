@@ -170,3 +170,20 @@ def test_staleness_of_an_index_of_the_same_weights_is_0(factbook_dir: Path, tmp_
     joint.memory.refresh(joint.towers, step=1, probe_BE=joint.probe(1), k=3, named=set())
     drift = joint.prepare(DRIFT_EVERY).drift
     assert joint.memory.staleness == 0 and drift is not None and drift < 1e-5
+
+
+def test_an_index_is_held_until_towers_move_and_never_if_it_was_tuned(factbook_dir: Path, tmp_path: Path):
+    joint, _ = build(config(factbook_dir), tmp_path)
+    memory, towers = joint.memory, joint.towers
+    assert not memory.holds(towers)
+    prepare(joint)
+    assert memory.holds(towers)
+    index = memory._index
+    assert index is not None
+    for changed in ({"factory": "IVF4,Flat"}, {"num_edits": 1}):
+        index.manifest, kept = replace(index.manifest, **changed), index.manifest  # type: ignore[union-attr]
+        assert not memory.holds(towers)
+        index.manifest = kept  # type: ignore[union-attr]
+    assert memory.holds(towers)
+    moved([joint.encoder.text.vector], by=1e-3)
+    assert not memory.holds(towers)
