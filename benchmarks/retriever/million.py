@@ -12,6 +12,7 @@ autofaiss is not a dependency: ``--autofaiss PYTHON`` names an interpreter that 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -92,6 +93,9 @@ def build_framework(folder: Path) -> dict[str, Any]:
 def build_autofaiss(folder: Path) -> dict[str, Any]:
     from autofaiss import build_index
 
+    json.dump = functools.partial(
+        json.dump, default=float
+    )  # it writes numpy's floats, too
     path = folder / "autofaiss.faiss"
     vectors = numpy.load(folder / "vectors.npy", mmap_mode="r")
     (folder / "parts").mkdir(exist_ok=True)
