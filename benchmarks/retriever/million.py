@@ -93,9 +93,7 @@ def build_framework(folder: Path) -> dict[str, Any]:
 def build_autofaiss(folder: Path) -> dict[str, Any]:
     from autofaiss import build_index
 
-    json.dump = functools.partial(
-        json.dump, default=float
-    )  # it writes numpy's floats, too
+    json.dump = functools.partial(json.dump, default=float)  # it writes numpy's floats, too
     path = folder / "autofaiss.faiss"
     vectors = numpy.load(folder / "vectors.npy", mmap_mode="r")
     (folder / "parts").mkdir(exist_ok=True)
