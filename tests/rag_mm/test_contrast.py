@@ -183,7 +183,7 @@ def test_the_index_is_kept_for_steps_that_search() -> None:
         settings = config(Path("data"), objectives=objectives, steps=20, retriever_share=0.5, **train)
         settings = replace(settings, index=replace(settings.index, refresh_every_n_steps=4))
         made: list[int] = []
-        memory = SimpleNamespace(version=None)
+        memory = SimpleNamespace(version=None, holds=lambda towers: False)
 
         def refresh(towers: Any, *, step: int, **_: Any) -> None:
             made.append(step)

@@ -89,8 +89,8 @@ def share_documents(joint: JointStep) -> None:
     """Let all questions read some of six documents of those that were found."""
     search = joint.memory.search
 
-    def few(query_BE: Tensor, *, k: int) -> tuple[list[list[str]], Tensor]:
-        ids, scores = search(query_BE, k=k)
+    def few(query_BE: Tensor, *, k: int, forbidden: Any = None) -> tuple[list[list[str]], Tensor]:
+        ids, scores = search(query_BE, k=k, forbidden=forbidden)
         pool = sorted({name for names in ids for name in names})[:6]
         return [[pool[(i * i + j) % len(pool)] for j in range(k)] for i in range(len(ids))], scores
 
