@@ -46,6 +46,7 @@ class BadData:
         self.name, self.fate = name, fate
         self._total = total
         self._lock = threading.Lock()
+        self._state, self._recent = numpy.zeros(0, dtype=numpy.uint8), dict[int, tuple[str, str, Path]]()
         self.start_epoch()
 
     def start_epoch(self, begun: Iterable[int] = ()) -> None:
@@ -54,15 +55,15 @@ class BadData:
         Args:
             begun: positions that the last batch took of the new epoch, and that were read in the old one, too.
         """
-        before, found = getattr(self, "_state", None), getattr(self, "_recent", {})
+        before, found = self._state, self._recent
         self.num_read = 0
         self.reasons: Counter[str] = Counter()
         self.shards: Counter[Path] = Counter()
         self.examples: dict[str, list[str]] = {}
         self._state = numpy.zeros(self._total, dtype=numpy.uint8)
-        self._recent: dict[int, tuple[str, str, Path]] = {}
+        self._recent = {}
         for position in begun:
-            if before is not None and before[position] != _UNREAD:
+            if before[position] != _UNREAD:
                 problem, key, shard = found.get(position, (None, "", Path()))
                 self.record(position, problem, key=key, shard=shard)
 

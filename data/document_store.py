@@ -294,7 +294,7 @@ class DocumentStore:
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 allowed = ", ".join(document.fields)
                 raise ValueError(f"document {document_id!r} has no field {field!r} (it has: {allowed}){hint}")
-            if not value.strip() or len(value.splitlines()) > 1 or value.splitlines()[0] != value:
+            if not value.strip() or value.splitlines() != [value]:
                 raise ValueError(f"field {field!r} of {document_id!r} must be one non-empty line, is {value!r}")
             try:
                 value.encode("utf-8")

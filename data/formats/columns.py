@@ -30,14 +30,8 @@ USUAL = {
     "text": ("text", "passage", "contents"),
     "split": ("split",),
 }
-ASKED = (
-    "id",
-    "question",
-    "answers",
-    "gold",
-    "negatives",
-    "forbidden",
-)  # what of a row is a question's, and not its meta's
+# What of a row is a question's, or a document's, and not its meta's.
+ASKED = ("id", "question", "answers", "gold", "negatives", "forbidden")
 TOLD = ("id", "title", "text", "caption")
 SPLIT_OF = {
     "train": "train",
