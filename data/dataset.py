@@ -7,7 +7,8 @@ own (every converted format). A sample that turns out to be broken keeps its pla
 0, and is counted by reason: dropping it would shift every later sample of every layout.
 
 Whether a picture is whole takes decoding it. Reading looks at it (``read``, iteration); who decodes it anyway, or needs
-none, reads unlooked (``read_unlooked``, ``scan``) and condemns what turns out to be broken.
+none, reads unlooked (``read_unlooked``, ``scan``) and condemns what turns out to be broken. Pictures that nobody here
+wants are not even read (`data.image_formats.Unread`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from data.bad_data import BadData
 from data.config import DataConfig
 from data.decoding import UndecodableError
 from data.document_store import DocumentStore
+from data.image_formats import Unread
 from data.json_files import read_json
 from data.sample_ids import from_key
 from data.samples import Item, Pair, Sample, emptied, read_pair, read_question
@@ -65,13 +67,13 @@ class _Part:
         assert self.samples is not None
         return self.samples.key(position), self.samples.shard(position)
 
-    def read(self, positions: Sequence[int]) -> list[RawSample]:
+    def read(self, positions: Sequence[int], *, pictures: Sequence[bool] | None = None) -> list[RawSample]:
         assert self.samples is not None
-        return self.samples.read(positions)
+        return self.samples.read(positions, pictures=pictures)
 
-    def will_need(self, positions: range) -> None:
+    def will_need(self, positions: range, *, pictures: bool) -> None:
         assert self.samples is not None
-        self.samples.will_need(positions)
+        self.samples.will_need(positions, pictures=pictures)
 
 
 class Read(NamedTuple, Generic[Item]):
@@ -119,19 +121,24 @@ class SplitView(Generic[Item]):
             yield from self.read(range(start, min(start + TOGETHER, len(self))))
 
     def scan(self) -> Iterator[Item]:
-        """All samples, for what they say: no picture is looked at, and nothing is counted or kept."""
+        """All samples, for what they say: no picture is read, and nothing is counted or kept."""
         for start in range(0, len(self), TOGETHER):
-            places = range(start, min(start + TOGETHER, len(self)))
-            for raw in self._part.read([self._positions[i] for i in places]):
+            positions = [self._positions[i] for i in range(start, min(start + TOGETHER, len(self)))]
+            for raw in self._part.read(positions, pictures=[False] * len(positions)):
                 yield self._parsed(raw).item
 
     def read(self, places: Sequence[int]) -> list[Item]:
         """Several samples, in the order asked; those that are not kept in one batched read."""
         return [read.item for read in self.read_with_reasons(places)]
 
-    def read_unlooked(self, places: Sequence[int]) -> list[Item]:
-        """The same without a look at their pictures."""
-        return [read.item for read in self.read_with_reasons(places, look=False)]
+    def read_unlooked(self, places: Sequence[int], *, pictures: Sequence[bool] | None = None) -> list[Item]:
+        """The same without a look at their pictures.
+
+        Args:
+            pictures: whose pictures are read, a bool each; of the others, and of those whose picture alone cannot be
+                read, it is an `Unread`. None: all.
+        """
+        return [read.item for read in self.read_with_reasons(places, look=False, pictures=pictures)]
 
     def place(self, place: int) -> tuple[str, Path]:
         """A sample's key and shard."""
@@ -142,11 +149,20 @@ class SplitView(Generic[Item]):
         key, shard = self.place(place)
         self.bad.record(place, problem, key=key, shard=shard)
 
-    def read_with_reasons(self, places: Sequence[int], *, look: bool = True) -> list[Read[Item]]:
-        """Several samples, each with its key, its shard and what is wrong with it."""
+    def read_with_reasons(
+        self, places: Sequence[int], *, look: bool = True, pictures: Sequence[bool] | None = None
+    ) -> list[Read[Item]]:
+        """Several samples, each with its key, its shard and what is wrong with it; arguments as of `read_unlooked`."""
         wanted = [range(len(self))[i] for i in places]
-        missing = [i for i in dict.fromkeys(wanted) if i not in self._kept]
-        raws = self._part.read([self._positions[i] for i in missing]) if missing else []
+        with_picture = set(wanted if pictures is None else itertools.compress(wanted, pictures))
+        missing = [
+            i for i in dict.fromkeys(wanted)
+            if i not in self._kept or (i in with_picture and isinstance(self._kept[i].item.image, Unread))
+        ]  # fmt: skip
+        raws = self._part.read(
+            [self._positions[i] for i in missing],
+            pictures=None if pictures is None else [i in with_picture for i in missing],
+        ) if missing else []  # fmt: skip
         found = {i: self._parsed(raw) for i, raw in zip(missing, raws, strict=True)}
         if look:
             for i in dict.fromkeys(wanted):
@@ -160,17 +176,18 @@ class SplitView(Generic[Item]):
         reads = [found[i] if i in found else self._kept[i] for i in wanted]
         for i, read in zip(wanted, reads, strict=True):
             self.bad.record(i, read.problem, key=read.key, shard=read.shard)
-            if i not in self._kept:
+            if self._kept.get(i) is not read:
+                self._kept_bytes += read.num_bytes - (self._kept[i].num_bytes if i in self._kept else 0)
                 self._kept[i] = read
-                self._kept_bytes += read.num_bytes
             self._kept.move_to_end(i)
         while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
             self._kept_bytes -= self._kept.popitem(last=False)[1].num_bytes
         return reads
 
-    def will_need(self, places: range) -> None:
-        """Have the samples at consecutive places read ahead."""
-        self._part.will_need(range(self._positions[places.start], self._positions[places.stop - 1] + 1))
+    def will_need(self, places: range, *, pictures: bool = True) -> None:
+        """Have the samples at consecutive places read ahead, with their pictures or without."""
+        positions = range(self._positions[places.start], self._positions[places.stop - 1] + 1)
+        self._part.will_need(positions, pictures=pictures)
 
     @property
     def ids(self) -> list[str]:
@@ -321,7 +338,7 @@ class Dataset:
     def fields_of(self, ids: Sequence[str]) -> Iterator[dict[str, str]]:
         """The fields of documents, few of which are held at a time."""
         for start in range(0, len(ids), 1024):
-            yield from (document.fields for document in self.store.read(ids[start : start + 1024]))
+            yield from (document.fields for document in self.store.read(ids[start : start + 1024], pictures=()))
 
     def check_documents(self, memory: DocumentStore | None = None) -> None:
         """Whether every document that training names is in the store.

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from data.document import Document, from_members, line_members, problem_of
 from data.document_table import NO_PICTURE
+from data.image_formats import Unread
 from data.random_reads import RandomReads
 
+LEFT = -2  # as the size of a picture that is not read; -1 is one in the log
 Entry = bytes | tuple[bytes, bytes]  # a document as it was read: its json, and its picture if it has one
 
 
@@ -68,6 +70,17 @@ def damaged_document(document_id: str, problem: str) -> Document:
     return Document(document_id, "", {}, problem=problem)
 
 
+def leave_pictures(unwanted: Sequence[bool], ranges: NDArray[numpy.int64], extents: NDArray[numpy.int64]) -> None:
+    """Shorten the ranges (N, 3) and extents (N, 5) of documents whose picture is unwanted to their json, in place.
+
+    Those in the log are one line, and read whole.
+    """
+    rows = numpy.array(unwanted, bool) & (extents[:, 4] >= 0) & (extents[:, 4] != NO_PICTURE)
+    ranges[rows, 1] += extents[rows, 1]
+    ranges[rows, 2] = ranges[rows, 1] + extents[rows, 2]
+    extents[rows, 4] = LEFT
+
+
 def entries_of(parts: Sequence[bytes | None], extents: NDArray[numpy.int64]) -> Sequence[Entry | None]:
     """What is kept of each document: its json, with its picture if it has one, wherever it stands."""
     if (extents[:, 4] == NO_PICTURE).all():
@@ -76,11 +89,18 @@ def entries_of(parts: Sequence[bytes | None], extents: NDArray[numpy.int64]) -> 
     for part, (_, start, size, image_start, image_size) in zip(parts, extents.tolist(), strict=True):
         if part is None or image_size == NO_PICTURE:
             entries.append(part)
+        elif image_size == LEFT:
+            entries.append((part, Unread()))
         elif image_size < 0:
             entries.append(line_members(part))
         else:
             entries.append((part[start : start + size], part[image_start : image_start + image_size]))
     return entries
+
+
+def is_partial(entry: Entry) -> bool:
+    """Whether a document has a picture that was not read."""
+    return type(entry) is tuple and type(entry[1]) is Unread
 
 
 def num_bytes(entry: Entry) -> int:

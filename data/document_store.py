@@ -26,7 +26,7 @@ import threading
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from data.bad_documents import BadDocuments
 from data.document import Document, to_entry, to_sample
-from data.document_entries import Entry, entries_of, num_bytes, parse, read_parts
+from data.document_entries import Entry, entries_of, is_partial, leave_pictures, num_bytes, parse, read_parts
 from data.document_ids import DocumentIds
 from data.edit_log import EDITS, EditLog
 from data.folder import Folder
@@ -124,6 +124,7 @@ class DocumentStore:
             may_grow=[self._log_number],
         )
         self._cache: OrderedDict[str, Entry] = OrderedDict()
+        self._partly_cached: set[str] = set()  # without their pictures
         self._cached_bytes = 0
         self._behind: tuple[int, dict[str, int]] = 0, {}
         self._ids: DocumentIds | None = None
@@ -174,18 +175,22 @@ class DocumentStore:
             ValueError: a document is malformed.
             OSError: a shard cannot be read.
         """
-        return self._fetch(list(ids), None)
+        return self._fetch(list(ids), None, None)
 
-    def read(self, ids: Iterable[str]) -> list[Document]:
+    def read(self, ids: Iterable[str], *, pictures: Collection[str] | None = None) -> list[Document]:
         """The same, but a damaged document is empty, says so in ``problem``, and counts in ``bad``.
 
         Whether a picture can be decoded is not looked at; see `condemn`.
+
+        Args:
+            pictures: ids of the documents whose pictures are wanted (fast to look up); those of the others may be
+                `data.image_formats.Unread`. None: all.
 
         Raises:
             KeyError: there is no such document.
         """
         wanted, problems = list(ids), dict[str, str]()
-        documents = self._fetch(wanted, problems)
+        documents = self._fetch(wanted, problems, pictures)
         self.bad.count(self._positions(wanted))
         for document_id, problem in problems.items():
             self.condemn(document_id, problem)
@@ -209,11 +214,16 @@ class DocumentStore:
             positions = numpy.fromiter(found, numpy.int64, count=len(ids))
         return positions
 
-    def _fetch(self, wanted: list[str], problems: dict[str, str] | None) -> list[Document]:
+    def _fetch(
+        self, wanted: list[str], problems: dict[str, str] | None, pictures: Collection[str] | None
+    ) -> list[Document]:
         """Documents; what is wrong with damaged ones goes into ``problems``, or is raised without it."""
         with self._guarded():
-            cache = self._cache
-            missing = [document_id for document_id in dict.fromkeys(wanted) if document_id not in cache]
+            cache, partly = self._cache, self._partly_cached
+            missing = [
+                name for name in dict.fromkeys(wanted)
+                if name not in cache or (name in partly and (pictures is None or name in pictures))
+            ]  # fmt: skip
             entries: dict[str, Entry] = {}
             if len(missing) < len(wanted):
                 for document_id in wanted:
@@ -221,6 +231,8 @@ class DocumentStore:
                         cache.move_to_end(document_id)
                         entries[document_id] = entry
             ranges, extents = self._places(missing)
+            if pictures is not None:
+                leave_pictures([name not in pictures for name in missing], ranges, extents)
             changed = self._log.changed
             overlay = {name: dict(changed[name]) for name in wanted if name in changed} if changed else {}
             edit = self.num_edits
@@ -242,16 +254,25 @@ class DocumentStore:
     def _keep(self, read: dict[str, Entry], edit: int) -> None:
         """Put what was read as of ``edit`` into the cache."""
         with self._guarded():
-            cache = self._cache
+            cache, partly = self._cache, self._partly_cached
+            for document_id in partly & read.keys():
+                self._drop(document_id)
             if len(self._log) > edit or not cache.keys().isdisjoint(read):  # of another thread, or changed meanwhile
                 for document_id in [*self._log.ids[edit:], *(name for name in read if name in cache)]:
                     read.pop(document_id, None)
             cache.update(read)
+            partly.update(name for name, entry in read.items() if is_partial(entry))
             total = self._cached_bytes + sum(map(num_bytes, read.values()))
             while len(cache) > self._cache_size or total > self._cache_bytes:
-                entry = cache.popitem(last=False)[1]
+                document_id, entry = cache.popitem(last=False)
                 total -= len(entry) if type(entry) is bytes else num_bytes(entry)
+                partly.discard(document_id)
             self._cached_bytes = total
+
+    def _drop(self, document_id: str) -> None:
+        """Keep a document no longer."""
+        self._cached_bytes -= num_bytes(self._cache.pop(document_id))
+        self._partly_cached.discard(document_id)
 
     def _places(self, ids: list[str]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
         """Of each document the number of its file, first byte and end (N, 3), and its row of extents (N, 5).
@@ -388,7 +409,7 @@ class DocumentStore:
         for document_id in ids:
             self._ids = None
             if document_id in self._cache:
-                self._cached_bytes -= num_bytes(self._cache.pop(document_id))
+                self._drop(document_id)
 
     def _guarded(self) -> threading.RLock:
         if os.getpid() != self._process:  # a child of fork: whoever held the lock is not here

@@ -1,4 +1,4 @@
-"""How an encoded picture is told by its first bytes, and which member of a sample is the picture.
+"""How an encoded picture is told by its first bytes, which member of a sample is the picture, and one left unread.
 
 Pictures are stored as they came (a JPEG stays the JPEG it was); the name of the member says what it is, so that
 other tools open the shards as well. What the name says and what the bytes are must therefore agree, and the bytes
@@ -24,6 +24,20 @@ SIGNATURES: dict[str, tuple[bytes, ...]] = {
 }
 # Extensions under which a picture may be found, the usual ones first.
 EXTENSIONS = ("png", "jpg", "jpeg", "webp", "gif", "bmp", "tiff", "tif")
+
+
+class Unread(bytes):
+    """A picture that is there, and whose bytes are not: nobody here wanted them, or they could not be read.
+
+    Who decodes it all the same is told ``reason``, as for a broken picture.
+    """
+
+    reason: str
+
+    def __new__(cls, reason: str = "a picture that was not read") -> Unread:
+        self = super().__new__(cls)
+        self.reason = reason
+        return self
 
 
 def extension_of(data: bytes) -> str | None:

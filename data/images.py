@@ -16,7 +16,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from data import transforms
-from data.image_formats import FORMATS, MAX_BYTES, MAX_PIXELS
+from data.image_formats import FORMATS, MAX_BYTES, MAX_PIXELS, Unread
 
 # Public transforms bring the shorter side to their size, and would make terabytes of a line of pixels.
 MAX_PROPORTION = 200
@@ -68,6 +68,8 @@ class ImageError(ValueError):
 
 def load_rgba(data: bytes) -> Image.Image:
     """Decode a picture as RGBA; ImageError if it is broken or has more than MAX_PIXELS pixels or MAX_BYTES bytes."""
+    if isinstance(data, Unread):
+        raise ImageError(data.reason, "no bytes")
     if len(data) > MAX_BYTES:
         raise ImageError(f"more than {MAX_BYTES >> 20} MiB", f"{len(data)} bytes")
     try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 
 from data.bad_data import BadData
 from data.config import DataConfig
@@ -22,7 +22,7 @@ class MixedView:
     def __init__(self, views: Mapping[str, QuestionSet]) -> None:
         self.name = "questions/train of " + ", ".join(views)
         self._views = list(views.values())
-        self._starts = [0, *accumulate(len(view) for view in self._views)]
+        self._starts = [0, *itertools.accumulate(len(view) for view in self._views)]
         self.bad = BadData(self.name, total=len(self))
 
     def __len__(self) -> int:
@@ -42,11 +42,11 @@ class MixedView:
 
     def read(self, places: Sequence[int]) -> list[Sample]:
         """Several samples, in the order asked; one batched read a view."""
-        return self._read(places, look=True)
+        return self._read(places, look=True, pictures=None)
 
-    def read_unlooked(self, places: Sequence[int]) -> list[Sample]:
-        """The same without a look at their pictures."""
-        return self._read(places, look=False)
+    def read_unlooked(self, places: Sequence[int], *, pictures: Sequence[bool] | None = None) -> list[Sample]:
+        """The same without a look at their pictures; see `data.dataset.SplitView.read_unlooked`."""
+        return self._read(places, look=False, pictures=pictures)
 
     def condemn(self, place: int, problem: str) -> None:
         """Count a sample as bad whose picture turned out to be broken."""
@@ -54,19 +54,25 @@ class MixedView:
         key, shard = self._views[number].place(place - self._starts[number])
         self.bad.record(place, problem, key=key, shard=shard)
 
-    def _read(self, places: Sequence[int], *, look: bool) -> list[Sample]:
+    def _read(self, places: Sequence[int], *, look: bool, pictures: Sequence[bool] | None) -> list[Sample]:
         found: dict[int, Read[Sample]] = {}
+        with_picture = set(places if pictures is None else itertools.compress(places, pictures))
         for view, start, stop in zip(self._views, self._starts[:-1], self._starts[1:], strict=True):
             mine = [place for place in dict.fromkeys(places) if start <= place < stop]
-            found |= zip(mine, view.read_with_reasons([place - start for place in mine], look=look), strict=True)
+            reads = view.read_with_reasons(
+                [place - start for place in mine], look=look,
+                pictures=None if pictures is None else [place in with_picture for place in mine],
+            )  # fmt: skip
+            found |= zip(mine, reads, strict=True)
         for place, read in found.items():
             self.bad.record(place, read.problem, key=read.key, shard=read.shard)
         return [found[place].item for place in places]
 
-    def will_need(self, places: range) -> None:
-        """Have the samples at consecutive places, all of one view, read ahead."""
+    def will_need(self, places: range, *, pictures: bool = True) -> None:
+        """Have the samples at consecutive places, all of one view, read ahead, with their pictures or without."""
         view = next(i for i, stop in enumerate(self._starts[1:]) if places.start < stop)
-        self._views[view].will_need(range(places.start - self._starts[view], places.stop - self._starts[view]))
+        mine = range(places.start - self._starts[view], places.stop - self._starts[view])
+        self._views[view].will_need(mine, pictures=pictures)
 
 
 def mixed_datasets(config: DataConfig, dataset: Dataset) -> dict[str, Dataset]:

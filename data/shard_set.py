@@ -19,12 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
+from numpy.typing import NDArray
 
+from data.image_formats import EXTENSIONS, Unread
 from data.random_reads import RandomReads
 from data.shard_index import ShardIndex
 from data.shards import fingerprint, load_index, shard_paths
 
 MAX_SAMPLE_BYTES = 128 << 20
+MAX_SKIPPED = 64 << 10  # bytes; what is not needed and no longer is read ahead with what lies around it
 _OPENING_THREADS = 16
 
 
@@ -99,22 +102,32 @@ class ShardSet:
         for index in self.indices:
             yield from index.keys()
 
-    def read(self, positions: Sequence[int]) -> list[RawSample]:
-        """The samples at ``positions``, in that order; IndexError for a position that does not exist."""
+    def read(self, positions: Sequence[int], *, pictures: Sequence[bool] | None = None) -> list[RawSample]:
+        """The samples at ``positions``, in that order; IndexError for a position that does not exist.
+
+        Args:
+            pictures: whose pictures are read, a bool each. Of the others a picture is an `Unread`; so is one that
+                cannot be read, where the rest can. None: all are read, and what cannot be is the sample's problem.
+        """
         places = [self._place(position) for position in positions]
         members = [self.indices[shard].members(row) for shard, row in places]
         problems = [self._problem(place, found) for place, found in zip(places, members, strict=True)]
         wanted: list[tuple[int, int, int]] = []
         owners: list[tuple[int, str]] = []
+        contents: list[dict[str, bytes]] = [{} for _ in places]
         for i, (shard, _) in enumerate(places):
             if problems[i] is None:
                 for extension, (offset, size) in members[i].items():
-                    wanted.append((shard, offset, offset + size))
-                    owners.append((i, extension))
-        contents: list[dict[str, bytes]] = [{} for _ in places]
+                    if pictures is None or pictures[i] or extension not in EXTENSIONS:
+                        wanted.append((shard, offset, offset + size))
+                        owners.append((i, extension))
+                    else:
+                        contents[i][extension] = Unread()
         for (i, extension), data in zip(owners, self._read_ranges(wanted), strict=True):
             if isinstance(data, bytes):
                 contents[i][extension] = data
+            elif pictures is not None and extension in EXTENSIONS:
+                contents[i][extension] = Unread(data.reason)
             else:
                 problems[i] = data.reason
         return [
@@ -122,17 +135,25 @@ class ShardSet:
             for (shard, row), found, problem in zip(places, contents, problems, strict=True)
         ]
 
-    def will_need(self, positions: range) -> None:
-        """Ask the system to read ahead what lies at consecutive positions; see `RandomReads.will_need`."""
+    def will_need(self, positions: range, *, pictures: bool = True) -> None:
+        """Ask the system to read ahead what lies at consecutive positions; see `RandomReads.will_need`.
+
+        Args:
+            pictures: False: not the pictures, but for small ones that lie between.
+        """
         position = positions.start
         while position < positions.stop:
             shard, row = self._place(position)
             rows = min(positions.stop - position, self.shard_sizes[shard] - row)
             index = self.indices[shard]
             members = slice(int(index.member_ends[row - 1]) if row else 0, int(index.member_ends[row + rows - 1]))
-            offsets, sizes = index.offsets[members], index.sizes[members]
-            if len(offsets):
-                self.reads.will_need(shard, int(offsets.min()), int((offsets + sizes).max()))
+            starts, stops = index.offsets[members], index.offsets[members] + index.sizes[members]
+            if not pictures:
+                skipped = [i for i, extension in enumerate(index.extensions) if extension in EXTENSIONS]
+                others = ~numpy.isin(index.extension_numbers[members], skipped)
+                starts, stops = starts[others], stops[others]
+            for start, stop in _joined(starts, stops, max_gap=MAX_SKIPPED):
+                self.reads.will_need(shard, start, stop)
             position += rows
 
     def close(self) -> None:
@@ -165,6 +186,15 @@ class ShardSet:
             return _Unreadable("the shard has become shorter")
         except OSError as error:
             return _Unreadable(f"unreadable shard: {error.strerror}")
+
+
+def _joined(starts: NDArray[numpy.int64], stops: NDArray[numpy.int64], *, max_gap: int) -> Iterator[tuple[int, int]]:
+    """The ranges in order, those at most ``max_gap`` apart as one."""
+    order = numpy.argsort(starts)
+    starts, stops = starts[order], numpy.maximum.accumulate(stops[order])
+    last = numpy.append(starts[1:] - stops[:-1] > max_gap, True) if len(starts) else numpy.zeros(0, bool)
+    first = numpy.roll(last, 1)
+    yield from zip(starts[first].tolist(), stops[last].tolist(), strict=True)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 Three kinds join: some of a query's right documents, some that the data names as misleading, and some that are *mined*:
 wrong ones that the index, as of its last refresh, finds for the query. Whatever is in the batch then counts as right
 for every query that it answers, listed or not: a document with the contents of a right one is no negative of its query.
-That costs one read of each right document in a run; digests of what was read are kept (16 bytes each).
+That costs one read of each right document in a run; digests of what was read are kept (16 bytes each). The ranks share
+the reading: each digests the documents that its towers would embed.
 
-Everything here is a pure function of (data, seed, step, query, index version): ranks and resumed runs agree.
+Everything here is a pure function of (data, seed, step, query, index version), and all ranks call it together: they and
+resumed runs agree.
 
 Shapes: Q queries, U unique documents of the batch, E embedding width.
 """
@@ -19,16 +21,19 @@ import torch
 from torch import Tensor
 
 from data.document_store import Document
+from data.image_formats import Unread
 from pipeline import keyed
 from rag_mm.config import Config
 from rag_mm.memory import Memory
+from rag_mm.mesh import Mesh
+from rag_mm.towers import Towers
 
 
 class Contrast:
     """Chooses documents and labels them."""
 
-    def __init__(self, config: Config, memory: Memory) -> None:
-        self.config, self.memory = config, memory
+    def __init__(self, config: Config, memory: Memory, *, towers: Towers, mesh: Mesh) -> None:
+        self.config, self.memory, self.towers, self.mesh = config, memory, towers, mesh
         self._right: dict[str, bytes] = {}  # contents of right documents
 
     def documents(
@@ -107,11 +112,15 @@ class Contrast:
                 drawn[q] = drawn[q][len(ids) :]
 
     def positive(self, gold: Sequence[list[str]], unique: Sequence[str], documents: Sequence[Document]) -> Tensor:
-        """Which of the batch's documents is right for which query (Q, U): those listed, and those of their contents."""
+        """Which of the batch's documents is right for which query (Q, U): those listed, and those of their contents.
+
+        Args:
+            documents: the batch's; this rank has the pictures of those that its towers embed.
+        """
         place = {name: row for row, name in enumerate(unique)}
         same: dict[bytes, list[int]] = {}
-        for row, document in enumerate(documents):
-            same.setdefault(contents(document), []).append(row)
+        for name, found in self._gathered([documents[row] for row in self._share(len(documents))]).items():
+            same.setdefault(found, []).append(place[name])
         self._contents_of_right(name for ids in gold for name in ids)  # in one read
         positive = torch.zeros(len(gold), len(unique), dtype=torch.bool)
         for q, ids in enumerate(gold):
@@ -126,11 +135,23 @@ class Contrast:
 
     def _contents(self, names: Iterable[str]) -> dict[str, bytes]:
         ids = sorted(set(names))
-        return {document.id: contents(document) for document in (self.memory.fetch(ids) if ids else ())}
+        return self._gathered(self.memory.fetch([ids[i] for i in self._share(len(ids))])) if ids else {}
+
+    def _share(self, count: int) -> list[int]:
+        rows: list[int] = self.towers.share(count).tolist()
+        return rows
+
+    def _gathered(self, mine: Sequence[Document]) -> dict[str, bytes]:
+        """Digests by id of every rank's documents; of several of one document, that of the lowest rank."""
+        whole: dict[str, bytes] = {}
+        for digests in self.mesh.gather({document.id: contents(document) for document in mine}):
+            whole = digests | whole
+        return whole
 
 
 def contents(document: Document) -> bytes:
     """A digest of what the retriever sees of a document; its id's where that is nothing, which equals nothing."""
+    assert not isinstance(document.image, Unread), "the picture of a document is looked at where it was not read"
     seen = document.search_text.strip("\n")
     if document.problem is not None or (not seen and document.image is None):
         return b"id " + document.id.encode()

@@ -191,9 +191,9 @@ class Memory:
         assert version == self.version, f"this rank is at index version {self.version}, the first one at {version}"
         return ids, score
 
-    def fetch(self, ids: list[str]) -> list[Document]:
-        """Documents by id, without what is damaged of them."""
-        return self.store.read(ids)
+    def fetch(self, ids: list[str], *, pictures: Collection[str] | None = None) -> list[Document]:
+        """Documents by id, without what is damaged of them; ``pictures`` as of `DocumentStore.read`."""
+        return self.store.read(ids, pictures=pictures)
 
     def _take(
         self, version: int, make: Callable[[], Index], *, probe_BE: Tensor | None, k: int, named: set[int]

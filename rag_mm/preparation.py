@@ -8,6 +8,7 @@ Shapes: B questions, F pairs, Q = B + F queries, U unique documents, k documents
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -57,7 +58,7 @@ class Preparation(TrainingBatches):
     ) -> None:
         super().__init__(config, dataset, mesh=mesh)
         self.towers, self.encoder, self.collator, self.memory = towers, towers.encoder, collator, memory
-        self.contrast = Contrast(config, memory)
+        self.contrast = Contrast(config, memory, towers=towers, mesh=mesh)
 
     def prepare(self, step: int) -> Prepared:
         """Phase 1 but for the contrastive loss: embed, search, fetch, embed; and the reader's batch."""
@@ -102,11 +103,7 @@ class Preparation(TrainingBatches):
     def _drift(self, query_BE: Tensor, ids: list[list[str]], searched_Bk: Tensor) -> float:
         """How far the scores of what was found have moved since the index was made (pictures unchanged)."""
         read = sorted({name for names in ids for name in names})
-        now_UE = embed_documents(
-            self.encoder, self.memory.store, read, image_size=self.memory.image_size, batch_size=len(read),
-            embed=self.towers.embed_share,
-        )  # fmt: skip
-        place = {name: i for i, name in enumerate(read)}
+        now_UE, place = self._embedded_now(read), {name: i for i, name in enumerate(read)}
         now_BkE = now_UE[torch.tensor([[place[name] for name in names] for names in ids])]
         return (torch.einsum("be,bke->bk", query_BE, now_BkE) - searched_Bk).abs().mean().item()
 
@@ -172,12 +169,12 @@ class Preparation(TrainingBatches):
             joining = self.contrast.documents(
                 step, names, gold, hard, queries.embedding, forbidden=forbidden, mine=mine
             )
-            joining = self.mesh.broadcast(joining)  # what is damaged for one rank is mined by none
         unique = sorted(joining.union(*ids))
-        documents = self.memory.fetch(unique)
         place = {name: i for i, name in enumerate(unique)}
         read = torch.tensor([place[name] for names in ids for name in names], dtype=torch.int64)
         wanted = None if self.role is None else self.role.document_rows(len(unique), len(samples), read)
+        pictures = None if wanted is None else set(itertools.compress(unique, wanted.tolist()))
+        documents = self.memory.fetch(unique, pictures=pictures)
         images, broken = [d.image for d in documents], dict[int, str]()
         image, has_image = step_pictures(self.config, images, unique, step=step, wanted=wanted, broken=broken)
         documents, broken = self._agreed_documents(documents, broken)

@@ -4,8 +4,8 @@ All of it is a pure function of the step, so workers can compute it while the st
 or without them the numbers are the same. Documents are not in it: which are read depends on the weights that the
 step before leaves behind.
 
-A picture is decoded by the ranks that compute with it and by no others, so only they learn that it is broken. They say
-so in ``broken``; the step exchanges that and has every rank empty the same samples (`Queries.mended`).
+A picture is read and decoded by the ranks that compute with it and by no others, so only they learn that it is broken.
+They say so in ``broken``; the step exchanges that and has every rank empty the same samples (`Queries.mended`).
 
 Shapes: B questions, F pairs, Q = B + F queries.
 """
@@ -13,6 +13,7 @@ Shapes: B questions, F pairs, Q = B + F queries.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,13 +91,19 @@ class Queries:
         self._announcers: dict[Name, Announcer] = {}
 
     def samples(self, step: int) -> tuple[list[Sample], list[Pair]]:
-        """The questions and pairs of a step: a pure function of data, seed and step."""
+        """The questions and pairs of a step: a pure function of data, seed and step.
+
+        Pictures that the role does not want are `data.image_formats.Unread`.
+        """
         self._announce(self._asking(step), step)
         self._announce("pairs", step)
         asked, paired = self.streams.slots(self._asking(step), step), self.streams.slots("pairs", step)
         asked_places, paired_places = self._places(step)
-        samples = [] if asked is None else _filled(self.questions.read_unlooked(asked_places), asked)
-        return samples, [] if paired is None else _filled(self.pairs.read_unlooked(paired_places), paired)
+        num, wanted = len(asked_places), self._wanted(len(asked_places), len(paired_places))
+        of_asked, of_paired = (None, None) if wanted is None else (wanted[:num].tolist(), wanted[num:].tolist())
+        questions = self.questions.read_unlooked(asked_places, pictures=of_asked)
+        pairs = self.pairs.read_unlooked(paired_places, pictures=of_paired)
+        return [] if asked is None else _filled(questions, asked), [] if paired is None else _filled(pairs, paired)
 
     def _asking(self, step: int) -> Name:
         return "questions" if self.streams.reads(step) else "questions alone"
@@ -115,20 +122,24 @@ class Queries:
             return
         number = self.streams.number(name, step)
         if name not in self._announcers:
-            will_need = self._pairs_will_need if name == "pairs" else self.questions.will_need
+            pictures = self.role is None or self.role.on_one_machine
+            announced = self._pairs_will_need if name == "pairs" else self.questions.will_need
+            will_need = functools.partial(announced, pictures=pictures)
             self._announcers[name] = Announcer(self.streams.batches[name], will_need, first=number)
         self._announcers[name].before(number)
 
-    def _pairs_will_need(self, places: range) -> None:
-        self.pairs.will_need(range(self.usable_pairs[places.start], self.usable_pairs[places.stop - 1] + 1))
+    def _pairs_will_need(self, places: range, *, pictures: bool) -> None:
+        usable = range(self.usable_pairs[places.start], self.usable_pairs[places.stop - 1] + 1)
+        self.pairs.will_need(usable, pictures=pictures)
 
     def batch(self, samples: list[Sample], pairs: list[Pair], step: int) -> QueryBatch:
         """The same with what the towers take of the Q queries, and the renaming."""
         images = [s.image for s in samples] + [p.image for p in pairs]
         broken: dict[int, str] = {}
         image, has_image = step_pictures(
-            self.config, images, _names(samples, pairs), step=step, wanted=self._wanted(samples, pairs), broken=broken
-        )
+            self.config, images, _names(samples, pairs), step=step, wanted=self._wanted(len(samples), len(pairs)),
+            broken=broken,
+        )  # fmt: skip
         before = self.featurizer.truncated
         made = self.featurizer(_texts(samples, pairs), image, has_image, side="query")
         truncated = self.featurizer.truncated - before
@@ -147,7 +158,7 @@ class Queries:
         pairs = [emptied(pair) if num + i in broken else pair for i, pair in enumerate(batch.pairs)]
         image, has_image = without_pictures(
             self.config, batch.features["image"], batch.features["has_image"], _names(samples, pairs), step=step,
-            wanted=self._wanted(samples, pairs), broken=broken,
+            wanted=self._wanted(len(samples), len(pairs)), broken=broken,
         )  # fmt: skip
         made = self.featurizer(_texts(samples, pairs), image, has_image, side="query")
         return QueryBatch(samples, pairs, made, batch.renaming, dict(broken), batch.seen, batch.truncated)
@@ -161,8 +172,8 @@ class Queries:
             else:
                 self.pairs.condemn(paired[row - len(asked)], problem)
 
-    def _wanted(self, samples: Sequence[Sample], pairs: Sequence[Pair]) -> Tensor | None:
-        return None if self.role is None else self.role.query_rows(len(samples), len(samples) + len(pairs))
+    def _wanted(self, num_questions: int, num_pairs: int) -> Tensor | None:
+        return None if self.role is None else self.role.query_rows(num_questions, num_questions + num_pairs)
 
     def renaming(self, step: int) -> Renaming | None:
         """How facts are called in a step of the reader."""
@@ -249,7 +260,7 @@ def step_pictures(
         broken: is told the rows that cannot be decoded, and why. None: that is an error.
     """
     train, size = config.train, config.data.image_size
-    has_image = torch.tensor([float(image is not None) for image in images])
+    has_image = torch.tensor([float(image is not None) for image in images])  # also where it was not read
     rows = list(range(len(images))) if wanted is None else wanted.nonzero().flatten().tolist()
     found: dict[int, str] = {}
     image, _ = pictures(

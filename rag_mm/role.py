@@ -1,4 +1,4 @@
-"""Which pictures of a global batch a rank computes with, so that it decodes, augments and embeds no others.
+"""Which pictures of a global batch a rank computes with, so that it reads, decodes, augments and embeds no others.
 
 Every rank sees every sample's text and ids, which are small and decide shapes. A rank needs the pictures of the rows
 that its towers embed, and those that the reader's stages on it read; all ranks' towers together embed all rows, so what
@@ -10,6 +10,7 @@ Shapes: B questions, Q queries (questions, then pairs), U documents, P = B*k pai
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,7 @@ class Role:
         questions, documents: which replica's pictures its stages read, as (replica, replicas); None: none.
         once: where pictures are encoded outside the pipeline, which of them here, as (rank, ranks); None: they are not.
         answers: whether its stages read the answers.
+        on_one_machine: whether all ranks are, so that each picture is read by some process of this machine.
     """
 
     towers: tuple[int, int]
@@ -40,6 +42,7 @@ class Role:
     documents: tuple[int, int] | None
     once: tuple[int, int] | None
     answers: bool
+    on_one_machine: bool = True
 
     @classmethod
     def of(cls, mesh: Mesh, towers: Towers, pipeline: Pipeline, vision: object) -> Role:
@@ -55,6 +58,7 @@ class Role:
             documents=replica if DOCUMENT in reads else None,
             once=(mesh.rank, mesh.size) if isinstance(vision, VisionOnce) else None,
             answers=not set(ANSWERS).isdisjoint(reads),
+            on_one_machine=int(os.environ.get("LOCAL_WORLD_SIZE", mesh.size)) >= mesh.size,  # torchrun's
         )
 
     def query_rows(self, num_questions: int, num_queries: int) -> Tensor:

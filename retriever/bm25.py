@@ -33,7 +33,8 @@ class Bm25:
         self.ids = sorted(store.ids)
         texts: list[list[str]] = []
         for start in range(0, len(self.ids), _AT_ONCE):
-            texts += [words(document.search_text) for document in store.read(self.ids[start : start + _AT_ONCE])]
+            some = store.read(self.ids[start : start + _AT_ONCE], pictures=())
+            texts += [words(document.search_text) for document in some]
         if not any(texts):
             raise ValueError("there are no words in the memory, so BM25 can find nothing")
         self._known = {word for text in texts for word in text}

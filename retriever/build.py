@@ -105,7 +105,7 @@ def _titles_and_questions(dataset: Dataset) -> Iterator[str]:
     """One after another, so that a memory of any size can be read."""
     ids = dataset.store.ids
     for start in range(0, len(ids), FETCHED):
-        for document in dataset.store.read(ids[start : start + FETCHED]):
+        for document in dataset.store.read(ids[start : start + FETCHED], pictures=()):
             yield document.search_text
     for sample in dataset.questions("train").scan():
         yield sample.question

@@ -132,7 +132,7 @@ def _documents(store: DocumentStore, names: set[str]) -> dict[str, Document]:
     """By id, without their pictures."""
     ids, found = sorted(names), dict[str, Document]()
     for start in range(0, len(ids), FETCHED):
-        for document in store.read(ids[start : start + FETCHED]):
+        for document in store.read(ids[start : start + FETCHED], pictures=()):
             found[document.id] = dataclasses.replace(document, image=None)
     return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from data.dataset import Dataset
+from data.sample_ids import from_key
 from data.samples import emptied
 from rag_mm.prepared import Prepared
 from rag_mm.role import Role
@@ -45,7 +48,8 @@ def make(directory: Path, out: Path, *, ranks: int, replicas: int, workers: int 
 
 def agrees(part: Prepared, whole: Prepared) -> bool:
     """The same step, but for pictures that a rank does not decode (NaN)."""
-    assert part.samples == whole.samples and part.ids == whole.ids
+    mine, theirs = ([replace(s, image=None) for s in one.samples] for one in (part, whole))
+    assert mine == theirs and part.ids == whole.ids
     for mine, theirs in ((part.query, whole.query), (part.document, whole.document), (part.reader, whole.reader)):
         for name in mine:
             here = ~mine[name].isnan()
@@ -88,6 +92,52 @@ def test_ranks_agree_on_what_each_sees_a_part_of(damaged: tuple[Path, Path], tmp
     broken = [sum(png.startswith(b"\xff\xd8") for png in found["decoded"]) for found in ranks]
     all_broken = sum(ranks[0]["counts"].values()) + sum(ranks[0]["pairs"].values())
     assert max(broken) < all_broken <= sum(broken)  # no rank looked at all of them
+
+
+def failing(reads: Any, ranges: set[tuple[int, int, int]]) -> None:
+    """A disk that gives everything but these bytes."""
+    read = reads.read
+
+    def partly(asked: Any) -> list[bytes]:
+        if ranges & {tuple(one) for one in asked}:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        found: list[bytes] = read(asked)
+        return found
+
+    reads.read = partly
+
+
+def on_rank_of_a_failing_disk(data: Path, twin: Path, out: Path, ids: set[str], ranks: int) -> dict[str, Any]:
+    joint, _ = make(data, out / "a", ranks=ranks, replicas=1)
+    other, _ = make(twin, out / "b", ranks=ranks, replicas=1)
+    other.encoder.load_state_dict(joint.encoder.state_dict())
+    samples = joint.questions._part.samples  # type: ignore[union-attr]
+    bad = [samples._place(i) for i, key in enumerate(samples.keys()) if from_key(key) in ids]
+    pictures = [(shard, *samples.indices[shard].members(row)["png"]) for shard, row in bad]
+    failing(samples.reads, {(shard, offset, offset + size) for shard, offset, size in pictures})
+    rank = joint.mesh.rank
+    joint.take_role(Role(towers=(rank, ranks), questions=None, documents=None, once=None, answers=rank > 0))
+    same, emptied_ids = [], set()
+    for step in range(1, 5):
+        part, whole = joint._take(step), other._take(step)
+        same.append([replace(s, image=None) for s in part.samples] == [replace(s, image=None) for s in whole.samples])
+        here = ~part.features["image"].isnan()
+        same.append(torch.equal(part.features["image"][here], whole.features["image"][here]))
+        emptied_ids |= {s.id for s in part.samples if not s.weight}
+    return {"same": all(same), "emptied": emptied_ids, "counts": dict(joint.questions.bad.reasons)}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_picture_that_only_its_ranks_could_not_read_is_broken_for_all(factbook_dir: Path, tmp_path: Path, ranks: int):
+    """And on one process, the same: its text was read, and then its slot has weight 0."""
+    questions = [s for s in Dataset(factbook_dir).questions("train") if s.image is not None]
+    ids = {s.id for s in questions[::3]}
+    twin = changed_copy(factbook_dir, tmp_path / "twin", "questions", ids, no_json)
+    given = (factbook_dir, twin, tmp_path, ids, ranks)
+    found = run_on_ranks(on_rank_of_a_failing_disk, ranks, *given) if ranks > 1 else [on_rank_of_a_failing_disk(*given)]
+    for one in found:
+        assert one["same"] and one["emptied"] and one["emptied"] <= ids
+        assert one["counts"] == {"unreadable shard: Input/output error": len(one["emptied"])}
 
 
 @pytest.mark.parametrize("workers", [0, 1])

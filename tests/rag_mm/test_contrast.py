@@ -11,10 +11,13 @@ import pytest
 import torch
 
 from data.document import Document
+from data.image_formats import Unread
 from data.samples import Pair, Sample
 from rag_mm.config import Config
 from rag_mm.contrast import Contrast, contents
+from rag_mm.mesh import Mesh
 from rag_mm.objectives import ObjectivesConfig
+from tests.distributed import run_on_ranks
 from tests.rag_mm.joint_setup import build, config
 
 MINED = ObjectivesConfig(pdist=0.0, contrastive_mined_negatives=2, contrastive_mined_depth=3)
@@ -32,6 +35,7 @@ MEMORY = {
         document("d", "D", b"1"), document("e", "E"), document("f", "F"), document("g", ""), document("h", ""),
     )
 }  # fmt: skip
+ALL = list(MEMORY.values())
 
 
 class Found:
@@ -51,7 +55,9 @@ class Found:
 
 def contrast(objectives: ObjectivesConfig, order: str = "abcdefgh") -> tuple[Contrast, Found]:
     memory: Any = Found(order)
-    return Contrast(replace(Config(), objectives=objectives), memory), memory
+    alone: Any = SimpleNamespace(share=torch.arange)
+    mesh = Mesh(num_stages=1, num_replicas=1)
+    return Contrast(replace(Config(), objectives=objectives), memory, towers=alone, mesh=mesh), memory
 
 
 def joined(objectives: ObjectivesConfig, gold: list[list[str]], hard: list[list[str]], *, step: int = 0) -> set[str]:
@@ -85,6 +91,32 @@ def test_documents_of_the_same_contents_are_right_whether_listed_or_not() -> Non
     made.positive([["a"]], unique, [MEMORY[name] for name in unique])
     assert sorted(memory.read) == ["a", "d", "g"]  # once a run
     assert len({contents(d) for d in MEMORY.values()}) == len(MEMORY) - 1
+
+
+def of_rank(step: int) -> dict[str, Any]:
+    """What one of several ranks finds, which has the pictures of its own documents only."""
+    mesh, memory = Mesh(num_stages=1, num_replicas=3), Found("abcdefgh")
+    made = Contrast(replace(Config(), objectives=MINED), memory, towers=SimpleNamespace(share=mesh.rows), mesh=mesh)  # type: ignore[arg-type]
+    gold: list[list[str]] = [["a"], ["c", "d"], ["g"], []]
+    documents = [d if i % 3 == mesh.rank or not d.image else replace(d, image=Unread()) for i, d in enumerate(ALL)]
+    mined = made.mined(step, ["q", "r", "s", "t"], gold, torch.zeros(4, 2))
+    positive = made.positive(gold, list(MEMORY), documents)
+    return {"mined": mined, "positive": positive.tolist(), "read": memory.read}
+
+
+def test_ranks_share_the_reading_and_agree_with_one_that_reads_all() -> None:
+    gold: list[list[str]] = [["a"], ["c", "d"], ["g"], []]
+    for step in range(3):
+        alone, memory = contrast(MINED)
+        mined = alone.mined(step, ["q", "r", "s", "t"], gold, torch.zeros(4, 2))
+        positive = alone.positive(gold, list(MEMORY), ALL).tolist()
+        found = run_on_ranks(of_rank, 3, step)
+        assert all(one["mined"] == mined and one["positive"] == positive for one in found)
+        assert positive[0] == [name in "ab" for name in MEMORY]
+        assert sorted(name for one in found for name in one["read"]) == sorted(memory.read)  # each by one of them
+        assert all(one["read"] for one in found)
+        with pytest.raises(AssertionError, match="where it was not read"):
+            contents(replace(ALL[0], image=Unread()))
 
 
 def test_what_is_mined_is_the_best_that_is_wrong() -> None:

@@ -140,7 +140,7 @@ def test_hard_negatives_are_contrasted(tmp_path: Path, monkeypatch: pytest.Monke
     settings = config(prepared(tmp_path, "dpr"), batch_size=2, retriever_batch_size=2, retriever_share=0.5, steps=20)
     joint, _ = build_step(settings, tmp_path / "run")
     fetch, fetched = joint.memory.fetch, []
-    monkeypatch.setattr(joint.memory, "fetch", lambda ids: fetched.append(ids) or fetch(ids))
+    monkeypatch.setattr(joint.memory, "fetch", lambda ids, **how: fetched.append(ids) or fetch(ids, **how))
     drawn: set[str] = set()
     for step in range(10):
         samples, _ = joint.samples(step)

@@ -64,8 +64,8 @@ def on_rank(data: Path, twin: Path, out: Path, replicas: int) -> dict[str, Any]:
     store, joint_ids = joint.memory.store, part.ids
     only_here, strict = joint_ids[0][0], store.read
     if joint.mesh.rank == 1:  # a disk of this node fails
-        store.read = lambda ids: [  # type: ignore[method-assign]
-            damaged_document(d.id, "unreadable shard: EIO") if d.id == only_here else d for d in strict(ids)
+        store.read = lambda ids, **how: [  # type: ignore[method-assign]
+            damaged_document(d.id, "unreadable shard: EIO") if d.id == only_here else d for d in strict(ids, **how)
         ]
     again = joint.prepare(1)
     return {

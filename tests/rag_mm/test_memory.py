@@ -24,9 +24,9 @@ def test_an_index_that_is_taken_up_within_a_step_is_an_error(
     assert prepared.index_version == 0
     fetch = joint.memory.fetch
 
-    def refreshed_between(ids: list[str]):  # type: ignore[no-untyped-def]
+    def refreshed_between(ids: list[str], **how: Any):  # type: ignore[no-untyped-def]
         joint.memory.refresh(joint.towers, step=1, probe_BE=None, k=3, named=set())
-        return fetch(ids)
+        return fetch(ids, **how)
 
     monkeypatch.setattr(joint.memory, "fetch", refreshed_between)
     with pytest.raises(AssertionError, match="within a step"):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from data.dataset import Pair, Sample
+from data.image_formats import Unread
+from rag_mm import preparation
 from rag_mm.mesh import Mesh
 from rag_mm.role import Role
 from rag_mm.step import JointStep
@@ -31,13 +34,27 @@ def on_rank(directory: Path, out: Path, replicas: int) -> dict[str, Any]:
     whole = prepare(joint)
     expected = gradients_here(joint, whole, pipeline)
     joint.take_role(Role.of(joint.mesh, joint.towers, pipeline, None))
-    part = joint.prepare(1)
+    for view in (joint.questions, joint.pairs):
+        view._kept.clear()  # what was read when there was no role
+    joint.memory.store._cache.clear()
+    step_pictures, read = preparation.step_pictures, list[bool]()
+    preparation.step_pictures = lambda config, images, *given, **how: (
+        read.extend(not isinstance(image, Unread) for image in images) or step_pictures(config, images, *given, **how)
+    )
+    try:
+        part = joint.prepare(1)
+    finally:
+        preparation.step_pictures = step_pictures
+    samples, pairs = joint.samples(1)
     found = gradients_here(joint, part, pipeline)
     assert whole.ids == part.ids and found.keys() == expected.keys()
     return {
         "same": all(torch.equal(found[name], expected[name]) for name in expected),
         "queries": (decoded(part.query["image"]), part.query["image"].shape[0]),
         "documents": (decoded(part.document["image"]), part.document["image"].shape[0]),
+        "read": [not isinstance(item.image, Unread) for item in (*samples, *pairs)],
+        "read_documents": read,
+        "pictures": (part.query["has_image"].tolist(), part.document["has_image"].tolist()),
         "answers": "target" in part.reader,
         "wanted": part.read.tolist(),
     }
@@ -58,6 +75,12 @@ def test_a_rank_decodes_its_part_and_the_gradients_stay_bit_for_bit(factbook_dir
         pairs = found["wanted"][24 * replica // replicas : 24 * (replica + 1) // replicas]
         assert set(rows) == set(range(rank, count, size)) | (set(pairs) if stage == 0 else set())
         assert found["answers"] == (stage == 1)
+        for name, what, has in zip(
+            ("queries", "documents"), ("read", "read_documents"), found["pictures"], strict=True
+        ):
+            decoded_here = set(found[name][0])
+            assert found[what] == [row in decoded_here or not picture for row, picture in enumerate(has)]
+    assert ranks[0]["pictures"] == ranks[-1]["pictures"] and all(sum(has) > 1 for has in ranks[0]["pictures"])
 
 
 def test_pictures_encoded_once_are_those_that_the_rank_encodes(factbook_dir: Path, tmp_path: Path):
@@ -78,6 +101,23 @@ def test_pictures_encoded_once_are_those_that_the_rank_encodes(factbook_dir: Pat
         part.reader["question_image"][~queries[:num]] = float("nan")
         image, _ = VisionOnce(reader, Mesh(num_stages=1, num_replicas=1)).images(part)
         assert decoded(image) == list(range(rank, image.shape[0], 3))
+
+
+@pytest.mark.parametrize(("local", "on_one_machine"), [(None, True), ("1", True), ("0", False)])
+def test_ranks_on_several_machines_have_only_texts_read_ahead(
+    factbook_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: str | None, on_one_machine: bool
+):
+    joint, _ = build(config(factbook_dir), tmp_path)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if local is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    pipeline = SimpleNamespace(inputs_here=frozenset({"question"}))
+    joint.take_role(Role.of(joint.mesh, joint.towers, pipeline, None))  # type: ignore[arg-type]
+    announced: list[bool] = []
+    for view in (joint.questions, joint.pairs):
+        monkeypatch.setattr(view, "will_need", lambda places, *, pictures: announced.append(pictures))
+    joint.samples(0)
+    assert announced and set(announced) == {on_one_machine}
 
 
 def mismatched(directory: Path, out: Path, what: str) -> str:
