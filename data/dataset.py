@@ -81,8 +81,9 @@ class Read(NamedTuple, Generic[Item]):
 
     Attributes:
         problem: why it is broken, or None.
-        num_bytes: in the shard.
+        num_bytes: of its members that were read.
         is_looked_at: whether its picture, if it has one, was decoded.
+        picture_problem: why that failed, or None.
     """
 
     item: Item
@@ -91,6 +92,7 @@ class Read(NamedTuple, Generic[Item]):
     shard: Path
     num_bytes: int
     is_looked_at: bool
+    picture_problem: str | None = None
 
 
 class SplitView(Generic[Item]):
@@ -135,8 +137,8 @@ class SplitView(Generic[Item]):
         """The same without a look at their pictures.
 
         Args:
-            pictures: whose pictures are read, a bool each; of the others, and of those whose picture alone cannot be
-                read, it is an `Unread`. None: all.
+            pictures: whose pictures are read, a bool each; those of the others are `Unread`, and so is one that
+                alone cannot be read. None: all.
         """
         return [read.item for read in self.read_with_reasons(places, look=False, pictures=pictures)]
 
@@ -152,37 +154,39 @@ class SplitView(Generic[Item]):
     def read_with_reasons(
         self, places: Sequence[int], *, look: bool = True, pictures: Sequence[bool] | None = None
     ) -> list[Read[Item]]:
-        """Several samples, each with its key, its shard and what is wrong with it; arguments as of `read_unlooked`."""
+        """Several samples, each with its key, its shard and what is wrong with it; arguments as of `read_unlooked`.
+
+        What is kept of a sample is what was read, not what a look made of it: unlooked, it is the same on every rank,
+        whatever that has looked at or keeps.
+        """
+        assert not look or pictures is None, "a look at pictures that are not read"
         wanted = [range(len(self))[i] for i in places]
         with_picture = set(wanted if pictures is None else itertools.compress(wanted, pictures))
         missing = [
             i for i in dict.fromkeys(wanted)
             if i not in self._kept or (i in with_picture and isinstance(self._kept[i].item.image, Unread))
         ]  # fmt: skip
-        raws = self._part.read(
-            [self._positions[i] for i in missing],
-            pictures=None if pictures is None else [i in with_picture for i in missing],
-        ) if missing else []  # fmt: skip
-        found = {i: self._parsed(raw) for i, raw in zip(missing, raws, strict=True)}
+        found: dict[int, Read[Item]] = {}
+        if missing:
+            positions, read_with = [self._positions[i] for i in missing], [i in with_picture for i in missing]
+            raws = self._part.read(positions, pictures=read_with)
+            found = {i: self._parsed(raw) for i, raw in zip(missing, raws, strict=True)}
+        reads = {i: found[i] if i in found else self._kept[i] for i in wanted}
         if look:
-            for i in dict.fromkeys(wanted):
-                read = found[i] if i in found else self._kept[i]
-                if not read.is_looked_at:
-                    looked_at = _look(read)
-                    if i in found:
-                        found[i] = looked_at
-                    else:
-                        self._kept[i] = looked_at
-        reads = [found[i] if i in found else self._kept[i] for i in wanted]
-        for i, read in zip(wanted, reads, strict=True):
-            self.bad.record(i, read.problem, key=read.key, shard=read.shard)
-            if self._kept.get(i) is not read:
-                self._kept_bytes += read.num_bytes - (self._kept[i].num_bytes if i in self._kept else 0)
-                self._kept[i] = read
-            self._kept.move_to_end(i)
+            reads = {i: _look(read) for i, read in reads.items()}
+        for i in wanted:
+            self._keep(i, reads[i])
         while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
             self._kept_bytes -= self._kept.popitem(last=False)[1].num_bytes
-        return reads
+        given = [_judged(reads[i]) if look else reads[i] for i in wanted]
+        for i, read in zip(wanted, given, strict=True):
+            self.bad.record(i, read.problem, key=read.key, shard=read.shard)
+        return given
+
+    def _keep(self, place: int, read: Read[Item]) -> None:
+        self._kept_bytes += read.num_bytes - (self._kept[place].num_bytes if place in self._kept else 0)
+        self._kept[place] = read
+        self._kept.move_to_end(place)
 
     def will_need(self, places: range, *, pictures: bool = True) -> None:
         """Have the samples at consecutive places read ahead, with their pictures or without."""
@@ -230,12 +234,21 @@ class SplitView(Generic[Item]):
 
 def _look(read: Read[Item]) -> Read[Item]:
     """The same with its picture decoded."""
+    if read.is_looked_at:
+        return read
     assert read.item.image is not None
     try:
         images.load_rgba(read.item.image)
     except images.ImageError as error:
-        read = read._replace(item=emptied(read.item), problem=error.reason)
+        read = read._replace(picture_problem=error.reason)
     return read._replace(is_looked_at=True)
+
+
+def _judged(read: Read[Item]) -> Read[Item]:
+    """The same where a broken picture makes a broken sample."""
+    if read.picture_problem is None:
+        return read
+    return read._replace(item=emptied(read.item), problem=read.picture_problem)
 
 
 QuestionSet = SplitView[Sample]

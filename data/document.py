@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data.decoding import UndecodableError, decode_member
-from data.image_formats import extension_of
+from data.image_formats import extension_of, to_store
 from data.sample_ids import to_key
 
 _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
@@ -23,7 +23,7 @@ class Document:
         id: unique in its store.
         title: one line; may be empty.
         fields: label -> value, in the order they are written out; one line each.
-        image: picture as it was encoded (PNG, JPEG, ...), or None.
+        image: picture as it was encoded (PNG, JPEG, ...), or None; `data.image_formats.Unread` where it was not read.
         passage: running text of any number of lines, or empty.
         meta: whatever else the converter kept; never shown to a model.
         problem: why it is empty, of a document that is damaged in its store; else None.
@@ -65,7 +65,7 @@ def to_sample(document: Document) -> tuple[str, dict[str, bytes]]:
     """The shard sample that holds ``document``."""
     members = {"json": json.dumps(_body(document), ensure_ascii=False).encode()}
     if document.image is not None:
-        members[extension_of(document.image) or "png"] = document.image
+        members[extension_of(document.image) or "png"] = to_store(document.image)
     return to_key(document.id), members
 
 
@@ -111,7 +111,7 @@ def problem_of(body: bytes) -> str:
 
 def to_entry(document: Document) -> dict[str, Any]:
     """The document as one JSON object, picture included; the object is a member ``json``, too."""
-    image = None if document.image is None else base64.b64encode(document.image).decode()
+    image = None if document.image is None else base64.b64encode(to_store(document.image)).decode()
     return {"id": document.id, **_body(document), "image": image}
 
 

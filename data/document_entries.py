@@ -16,7 +16,7 @@ from data.document_table import NO_PICTURE
 from data.image_formats import Unread
 from data.random_reads import RandomReads
 
-LEFT = -2  # as the size of a picture that is not read; -1 is one in the log
+UNREAD = -2  # as the size of a picture that is not read; -1 is one in the log
 Entry = bytes | tuple[bytes, bytes]  # a document as it was read: its json, and its picture if it has one
 
 
@@ -78,7 +78,7 @@ def leave_pictures(unwanted: Sequence[bool], ranges: NDArray[numpy.int64], exten
     rows = numpy.array(unwanted, bool) & (extents[:, 4] >= 0) & (extents[:, 4] != NO_PICTURE)
     ranges[rows, 1] += extents[rows, 1]
     ranges[rows, 2] = ranges[rows, 1] + extents[rows, 2]
-    extents[rows, 4] = LEFT
+    extents[rows, 4] = UNREAD
 
 
 def entries_of(parts: Sequence[bytes | None], extents: NDArray[numpy.int64]) -> Sequence[Entry | None]:
@@ -89,7 +89,7 @@ def entries_of(parts: Sequence[bytes | None], extents: NDArray[numpy.int64]) -> 
     for part, (_, start, size, image_start, image_size) in zip(parts, extents.tolist(), strict=True):
         if part is None or image_size == NO_PICTURE:
             entries.append(part)
-        elif image_size == LEFT:
+        elif image_size == UNREAD:
             entries.append((part, Unread()))
         elif image_size < 0:
             entries.append(line_members(part))

@@ -124,7 +124,6 @@ class DocumentStore:
             may_grow=[self._log_number],
         )
         self._cache: OrderedDict[str, Entry] = OrderedDict()
-        self._partly_cached: set[str] = set()  # without their pictures
         self._cached_bytes = 0
         self._behind: tuple[int, dict[str, int]] = 0, {}
         self._ids: DocumentIds | None = None
@@ -219,17 +218,18 @@ class DocumentStore:
     ) -> list[Document]:
         """Documents; what is wrong with damaged ones goes into ``problems``, or is raised without it."""
         with self._guarded():
-            cache, partly = self._cache, self._partly_cached
+            cache = self._cache
             missing = [
                 name for name in dict.fromkeys(wanted)
-                if name not in cache or (name in partly and (pictures is None or name in pictures))
+                if name not in cache or ((pictures is None or name in pictures) and is_partial(cache[name]))
             ]  # fmt: skip
             entries: dict[str, Entry] = {}
             if len(missing) < len(wanted):
+                unread = set(missing)
                 for document_id in wanted:
-                    if (entry := cache.get(document_id)) is not None:
+                    if document_id not in unread:
                         cache.move_to_end(document_id)
-                        entries[document_id] = entry
+                        entries[document_id] = cache[document_id]
             ranges, extents = self._places(missing)
             if pictures is not None:
                 leave_pictures([name not in pictures for name in missing], ranges, extents)
@@ -254,25 +254,23 @@ class DocumentStore:
     def _keep(self, read: dict[str, Entry], edit: int) -> None:
         """Put what was read as of ``edit`` into the cache."""
         with self._guarded():
-            cache, partly = self._cache, self._partly_cached
-            for document_id in partly & read.keys():
-                self._drop(document_id)
+            cache = self._cache
             if len(self._log) > edit or not cache.keys().isdisjoint(read):  # of another thread, or changed meanwhile
-                for document_id in [*self._log.ids[edit:], *(name for name in read if name in cache)]:
+                whole = [name for name in read if name in cache and not is_partial(cache[name])]
+                for document_id in (*self._log.ids[edit:], *whole):
                     read.pop(document_id, None)
+                for document_id in cache.keys() & read.keys():
+                    self._drop(document_id)
             cache.update(read)
-            partly.update(name for name, entry in read.items() if is_partial(entry))
             total = self._cached_bytes + sum(map(num_bytes, read.values()))
             while len(cache) > self._cache_size or total > self._cache_bytes:
-                document_id, entry = cache.popitem(last=False)
+                entry = cache.popitem(last=False)[1]
                 total -= len(entry) if type(entry) is bytes else num_bytes(entry)
-                partly.discard(document_id)
             self._cached_bytes = total
 
     def _drop(self, document_id: str) -> None:
         """Keep a document no longer."""
         self._cached_bytes -= num_bytes(self._cache.pop(document_id))
-        self._partly_cached.discard(document_id)
 
     def _places(self, ids: list[str]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
         """Of each document the number of its file, first byte and end (N, 3), and its row of extents (N, 5).

@@ -40,6 +40,13 @@ class Unread(bytes):
         return self
 
 
+def to_store(picture: bytes) -> bytes:
+    """The bytes of a picture that is about to be stored; ValueError if they were not read."""
+    if isinstance(picture, Unread):
+        raise ValueError("a picture that was not read cannot be stored; read its sample or document with pictures")
+    return picture
+
+
 def extension_of(data: bytes) -> str | None:
     """The extension that the bytes of an encoded picture call for; None if they are no picture of a known format."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from data.decoding import decode_member
-from data.image_formats import extension_of, picture_member
+from data.image_formats import extension_of, picture_member, to_store
 from data.sample_ids import from_key, to_key
 
 
@@ -30,7 +30,8 @@ class Sample:
         field: what the source sorts its questions by (of the factbook: label of the line that answers it), or empty.
         subject: id of the document it was made from, the first of ``gold`` unless the source says otherwise, or empty.
         gold: ids of all documents that count as right, duplicates included.
-        image: the picture asked about as it was encoded (PNG, JPEG, ...), or None.
+        image: the picture asked about as it was encoded (PNG, JPEG, ...), or None; `data.image_formats.Unread` where it
+            was not read.
         weight: 1, or 0 for a sample that is broken or unanswered and only keeps its place.
         hard_negatives: ids of documents that look right and are not, as the source says.
         forbidden: ids of documents that it must not be given, such as the one that it was made of.
@@ -58,7 +59,7 @@ class Pair:
     Attributes:
         id: unique in the data set.
         text: a name, a caption or a search, or empty when a picture asks.
-        image: the picture as it was encoded, or None when words ask.
+        image: the picture as it was encoded (or `data.image_formats.Unread`), or None when words ask.
         gold: ids of the matching documents, duplicates included.
         weight: 1, or 0 for a pair that is broken and only keeps its place.
         hard_negatives: ids of documents that look right and are not, as the source says.
@@ -101,7 +102,7 @@ def to_members(sample: Sample | Pair) -> tuple[str, dict[str, bytes]]:
         body["meta"] = sample.meta
     members = {"json": json.dumps(body, ensure_ascii=False).encode()}
     if sample.image is not None:
-        members[extension_of(sample.image) or "png"] = sample.image
+        members[extension_of(sample.image) or "png"] = to_store(sample.image)
     return to_key(sample.id), members
 
 

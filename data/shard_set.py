@@ -37,7 +37,7 @@ class RawSample:
 
     Attributes:
         key: the path of its members up to the first dot of the file name.
-        members: extension -> bytes; empty if the sample has a problem.
+        members: extension -> bytes (or `data.image_formats.Unread`); empty if the sample has a problem.
         shard: the tar it lies in.
         problem: why it cannot be used, or None.
     """

@@ -4,7 +4,7 @@ Three kinds join: some of a query's right documents, some that the data names as
 wrong ones that the index, as of its last refresh, finds for the query. Whatever is in the batch then counts as right
 for every query that it answers, listed or not: a document with the contents of a right one is no negative of its query.
 That costs one read of each right document in a run; digests of what was read are kept (16 bytes each). The ranks share
-the reading: each digests the documents that its towers would embed.
+the reading, dealt out as rows are to the towers.
 
 Everything here is a pure function of (data, seed, step, query, index version), and all ranks call it together: they and
 resumed runs agree.

@@ -6,6 +6,7 @@ rank) every reduction is the identity, so the same code runs on one process.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,6 +50,11 @@ class Mesh:
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def on_one_machine(self) -> bool:
+        """Whether torchrun started all ranks on this machine; taken to be so where something else started them."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.size)) >= self.size
 
     def sum(self, tensors: Iterable[Tensor], *, group: Any = None) -> None:
         """Replace tensors by their sums over a group (default: all ranks), in place, in one message."""

@@ -10,7 +10,6 @@ Shapes: B questions, Q queries (questions, then pairs), U documents, P = B*k pai
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +57,7 @@ class Role:
             documents=replica if DOCUMENT in reads else None,
             once=(mesh.rank, mesh.size) if isinstance(vision, VisionOnce) else None,
             answers=not set(ANSWERS).isdisjoint(reads),
-            on_one_machine=int(os.environ.get("LOCAL_WORLD_SIZE", mesh.size)) >= mesh.size,  # torchrun's
+            on_one_machine=mesh.on_one_machine,
         )
 
     def query_rows(self, num_questions: int, num_queries: int) -> Tensor:

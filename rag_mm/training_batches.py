@@ -146,8 +146,11 @@ class TrainingBatches:
         Raises:
             BatchMismatchError: names the ranks.
         """
-        described = [f"{s.id} {s.weight} {s.question} {s.answers}" for s in batch.samples]
-        described += [f"{p.id} {p.weight} {p.text} {p.gold}" for p in batch.pairs]
+        described = [
+            f"{s.id} {s.weight} {s.question} {s.answers} {s.gold} {s.hard_negatives} {s.forbidden}"
+            for s in batch.samples
+        ]
+        described += [f"{p.id} {p.weight} {p.text} {p.gold} {p.hard_negatives}" for p in batch.pairs]
         digests, found = zip(*self.mesh.gather((digest(described), batch.broken)), strict=True)
         others = [f"rank {rank}" for rank, theirs in enumerate(digests) if theirs != digests[0]]
         if others:

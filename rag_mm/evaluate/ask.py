@@ -137,7 +137,7 @@ class Asker:
         (parts,) = contribution.contributions(self._answerer, [sample], [prediction])
         store = self.run.dataset.store
         documents = []
-        for i, document in enumerate(store.read(prediction.document_ids, pictures=())):
+        for i, document in enumerate(store.read(prediction.document_ids)):
             part = parts[i] if i < len(parts) else None
             documents.append(
                 AskedDocument(

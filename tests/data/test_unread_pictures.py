@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import pickle
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,14 @@ import pytest
 
 from data import images, shards
 from data.dataset import Dataset
-from data.document import Document
+from data.document import Document, to_sample
 from data.document_store import DocumentStore
 from data.image_formats import Unread
 from data.mixed_view import MixedView
+from data.samples import Pair, Sample, to_members
 from data.shard_set import MAX_SKIPPED, ShardSet
 from tests.data.stores import make_documents, write_store
+from tests.rag_mm.damaged_data import broken_picture, changed_copy
 
 LARGE = 5000  # bytes, further than neighbours are joined over
 
@@ -112,6 +117,10 @@ def test_a_store_gives_the_wanted_pictures_and_all_else(tmp_path: Path, seed: in
             store.edit(rng.choice(documents).id, "capital", f"City of turn {turn}")
         if turn % 20 == 11:
             store.add(Document(f"added {turn}", "A", {"capital": "x"}, b"picture" * 100))
+        if turn % 20 == 17:
+            gone = documents.pop(rng.randrange(len(documents)))
+            store.delete(gone.id)
+            store.add(dataclasses.replace(gone, title="back", image=b"another picture"))
         twin.refresh()
         ids = rng.choices(list(store.ids), k=10)
         wanted = None if turn % 5 == 4 else {name for name in ids if rng.random() < 0.5}
@@ -121,9 +130,6 @@ def test_a_store_gives_the_wanted_pictures_and_all_else(tmp_path: Path, seed: in
                 found = dataclasses.replace(found, image=expected.image)
             assert found == expected
         entries = store._cache
-        assert store._partly_cached == {
-            n for n, e in entries.items() if isinstance(e, tuple) and isinstance(e[1], Unread)
-        }
         sizes = [len(e) if isinstance(e, bytes) else len(e[0]) + len(e[1]) for e in entries.values()]
         assert store.num_cached == (len(sizes), sum(sizes)) and len(sizes) <= 12
 
@@ -142,6 +148,84 @@ def test_a_store_reads_no_bytes_of_pictures_that_are_not_wanted(tmp_path: Path):
     assert [d.image for d in store.read(ids, pictures=set(ids[2:5]))][2:5] == [bytes(LARGE)] * 3
     assert len(sizes) == 2
     assert store.fetch(ids) == documents and len(sizes) == 2 + 15
+
+
+def test_what_is_kept_without_its_picture_does_not_hide_that_it_cannot_be_read(tmp_path: Path):
+    documents = [dataclasses.replace(d, image=bytes(LARGE)) for d in make_documents(6)]
+    store, ids = DocumentStore(write_store(tmp_path / "s", documents)), [d.id for d in documents]
+    store.read(ids, pictures={ids[0]})
+    twin = DocumentStore(tmp_path / "s", cache_size=0)
+    failed = OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def fails(ranges: Any) -> Any:
+        raise failed
+
+    for one in (store, twin):
+        one._reads.read = fails  # type: ignore[method-assign]
+    expected = twin.read(ids)
+    assert [d.problem for d in expected] == ["unreadable shard: Input/output error"] * 6
+    assert store.read([*ids, ids[3]])[1:] == [*expected[1:], expected[3]] and store.read(ids[:1]) == documents[:1]
+    assert [d.text for d in store.read(ids, pictures=())] == [d.text for d in documents]
+    with pytest.raises(OSError, match="Input/output"):
+        store.fetch(ids)
+
+
+def test_threads_get_the_pictures_that_each_wants(tmp_path: Path):
+    documents = make_documents(40)
+    store = DocumentStore(write_store(tmp_path / "s", documents), cache_size=15, num_threads=4, max_open_files=2)
+    right, wrong = {d.id: d for d in documents}, list[object]()
+
+    def read(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(150):
+            ids = rng.choices(list(right), k=8)
+            wanted = {name for name in ids if rng.random() < 0.5}
+            try:
+                found = store.read(ids, pictures=wanted)
+            except Exception as error:
+                wrong.append(error)
+                return
+            for document in found:
+                expected = right[document.id]
+                if isinstance(document.image, Unread) and document.id not in wanted:
+                    expected = dataclasses.replace(expected, image=document.image)
+                if document != expected:
+                    wrong.append(document)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    sizes = [len(e) if isinstance(e, bytes) else sum(map(len, e)) for e in store._cache.values()]
+    assert store.num_cached == (len(sizes), sum(sizes))
+
+
+def test_what_was_not_read_cannot_be_stored(tmp_path: Path):
+    document = Document("a", "A", {}, Unread())
+    store = DocumentStore(write_store(tmp_path / "s", make_documents(2)))
+    for store_it in (store.add, to_sample):
+        with pytest.raises(ValueError, match="not read cannot be stored"):
+            store_it(document)
+    for item in (Pair("a", "", Unread(), ()), Sample("a", "?", ("!",), "picture", "", "", (), Unread())):
+        with pytest.raises(ValueError, match="not read cannot be stored"):
+            to_members(item)
+    assert store.num_edits == 0
+
+
+def test_unlooked_a_sample_is_the_same_whatever_was_looked_at_before(factbook_dir: Path, tmp_path: Path):
+    """Ranks look at different pictures and keep different samples; what a batch says must not depend on it."""
+    pairs = {p.id for p in Dataset(factbook_dir).pairs("train") if p.image is not None}
+    data = changed_copy(factbook_dir, tmp_path / "data", "pairs", pairs, broken_picture)
+    places = range(12)
+    fresh = Dataset(data).pairs("train").read_unlooked(places)
+    looked = Dataset(data).pairs("train")
+    emptied = looked.read(places)
+    assert [p.weight for p in emptied] == [float(p.image is None) for p in fresh]
+    before = looked.bad.num_bad
+    assert looked.read_unlooked(places) == fresh and looked.bad.num_bad == before > 0
+    assert looked.read(places) == emptied
 
 
 def mixed(dataset: Dataset) -> Any:

@@ -45,6 +45,11 @@ def test_the_record_names_weights_index_and_documents(run: Run, asker: Asker) ->
     (document,) = run.dataset.store.fetch([record["documents"][0]["id"]])
     assert record["documents"][0]["text_sha256"] == hashlib.sha256(document.text.encode()).hexdigest()
     assert record["documents"][0]["last_edit"] == 0
+    for said, document in zip(
+        record["documents"], run.dataset.store.fetch([d["id"] for d in record["documents"]]), strict=True
+    ):
+        of_image = None if document.image is None else hashlib.sha256(document.image).hexdigest()
+        assert said["image_sha256"] == of_image
     read = [d for d in record["documents"] if d["read"]]
     assert sum(d["share"] for d in read) == pytest.approx(1) and all(d["log_likelihood"] < 0 for d in read)
     assert all(d["share"] is None for d in record["documents"] if not d["read"])
