@@ -55,7 +55,7 @@ def test_the_gates_read_the_memory_in_parts_and_only_where_there_are_gates(
     whole = fresh_encoder(RetrieverConfig(), dataset, image_size=24, seed=0)
     asked: list[int] = []
     read = dataset.store.read
-    monkeypatch.setattr(dataset.store, "read", lambda ids: asked.append(len(ids)) or read(ids))
+    monkeypatch.setattr(dataset.store, "read", lambda ids, **how: asked.append(len(ids)) or read(ids, **how))
     monkeypatch.setattr(build, "FETCHED", 7)
     parts = fresh_encoder(RetrieverConfig(), dataset, image_size=24, seed=0)
     assert sum(asked) == len(dataset.store) and max(asked) == 7

@@ -154,7 +154,9 @@ def test_a_checkpoint_embeds_only_what_changed_and_untrained_gates_everything(
 ):
     embedded: list[int] = []
     read = build.DocumentStore.read
-    monkeypatch.setattr(build.DocumentStore, "read", lambda store, ids: embedded.append(len(ids)) or read(store, ids))
+    monkeypatch.setattr(
+        build.DocumentStore, "read", lambda store, ids, **how: embedded.append(len(ids)) or read(store, ids, **how)
+    )
     assert memory.build() == 0 and sum(embedded) == len(memory.store)
     embedded.clear()
     memory.add("atlantis")

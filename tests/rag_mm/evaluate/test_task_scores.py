@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any, cast
 
 import pytest
@@ -78,7 +79,8 @@ def test_infoseek_ranges_and_splits() -> None:
 
 
 class Store:
-    def read(self, ids: list[str]) -> list[Document]:
+    def read(self, ids: list[str], *, pictures: Collection[str]) -> list[Document]:
+        assert not pictures
         return [Document(name, name, {}, image=b"png", passage=f"text of {name}") for name in ids]
 
 
