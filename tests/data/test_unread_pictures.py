@@ -38,6 +38,18 @@ def samples(count: int = 24) -> list[tuple[str, dict[str, bytes]]]:
     return found
 
 
+def sizes_read(reads: Any) -> list[int]:
+    """Grows by the bytes of each range that is read from now on."""
+    sizes, read = list[int](), reads.read
+
+    def watched(ranges: Any) -> Any:
+        sizes.extend(int(stop - start) for _, start, stop in ranges)
+        return read(ranges)
+
+    reads.read = watched
+    return sizes
+
+
 def test_one_that_was_not_read_says_so_and_survives_pickling():
     for picture in (Unread(), Unread("the shard has become shorter"), pickle.loads(pickle.dumps(Unread("late")))):
         with pytest.raises(images.ImageError, match=picture.reason):
@@ -49,9 +61,7 @@ def test_one_that_was_not_read_says_so_and_survives_pickling():
 def test_shards_give_the_wanted_pictures_and_all_else(tmp_path: Path, seed: int):
     shards.write_shards(tmp_path, samples(), samples_per_shard=10)
     rng, whole, part = random.Random(seed), ShardSet(tmp_path), ShardSet(tmp_path)
-    sizes: list[int] = []
-    read = part.reads.read
-    part.reads.read = lambda ranges: sizes.extend(stop - start for _, start, stop in ranges) or read(ranges)  # type: ignore[method-assign, func-returns-value]
+    sizes = sizes_read(part.reads)
     for _ in range(10):
         positions = [rng.randrange(24) for _ in range(8)]
         wanted = [rng.random() < 0.5 for _ in positions]
@@ -82,11 +92,13 @@ def test_a_picture_alone_that_cannot_be_read_leaves_the_rest(tmp_path: Path):
     assert strict.problem == "the shard has become shorter" and not strict.members
 
 
-def test_read_ahead_without_pictures_covers_the_texts_and_skips_what_is_large(tmp_path: Path):
+def test_read_ahead_without_pictures_covers_the_texts_and_skips_what_is_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     many = [(f"s{i}", {"json": b"{}", "png": bytes(MAX_SKIPPED * 2 if i % 5 == 0 else 100)}) for i in range(20)]
     shards.write_shards(tmp_path, many, samples_per_shard=12)
     opened, asked = ShardSet(tmp_path), list[tuple[int, int, int]]()
-    opened.reads.will_need = lambda *one: asked.append(one)  # type: ignore[method-assign]
+    monkeypatch.setattr(opened.reads, "will_need", lambda *one: asked.append(one))
     for positions in (range(20), range(3, 17), range(4, 5)):
         asked.clear()
         opened.will_need(positions, pictures=False)
@@ -137,8 +149,7 @@ def test_a_store_gives_the_wanted_pictures_and_all_else(tmp_path: Path, seed: in
 def test_a_store_reads_no_bytes_of_pictures_that_are_not_wanted(tmp_path: Path):
     documents = [dataclasses.replace(d, image=bytes(LARGE)) for d in make_documents(20)]
     store = DocumentStore(write_store(tmp_path / "s", documents))
-    read, sizes = store._reads.read, list[int]()
-    store._reads.read = lambda ranges: sizes.extend((ranges[:, 2] - ranges[:, 1]).tolist()) or read(ranges)  # type: ignore[method-assign, func-returns-value]
+    sizes = sizes_read(store._reads)
     ids = [d.id for d in documents]
     store.read(ids, pictures=set(ids[:3]))
     assert sum(size > LARGE for size in sizes) == 3 and len(sizes) == 20
@@ -150,7 +161,9 @@ def test_a_store_reads_no_bytes_of_pictures_that_are_not_wanted(tmp_path: Path):
     assert store.fetch(ids) == documents and len(sizes) == 2 + 15
 
 
-def test_what_is_kept_without_its_picture_does_not_hide_that_it_cannot_be_read(tmp_path: Path):
+def test_what_is_kept_without_its_picture_does_not_hide_that_it_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     documents = [dataclasses.replace(d, image=bytes(LARGE)) for d in make_documents(6)]
     store, ids = DocumentStore(write_store(tmp_path / "s", documents)), [d.id for d in documents]
     store.read(ids, pictures={ids[0]})
@@ -161,7 +174,7 @@ def test_what_is_kept_without_its_picture_does_not_hide_that_it_cannot_be_read(t
         raise failed
 
     for one in (store, twin):
-        one._reads.read = fails  # type: ignore[method-assign]
+        monkeypatch.setattr(one._reads, "read", fails)
     expected = twin.read(ids)
     assert [d.problem for d in expected] == ["unreadable shard: Input/output error"] * 6
     assert store.read([*ids, ids[3]])[1:] == [*expected[1:], expected[3]] and store.read(ids[:1]) == documents[:1]

@@ -111,7 +111,8 @@ def on_rank_of_a_failing_disk(data: Path, twin: Path, out: Path, ids: set[str], 
     joint, _ = make(data, out / "a", ranks=ranks, replicas=1)
     other, _ = make(twin, out / "b", ranks=ranks, replicas=1)
     other.encoder.load_state_dict(joint.encoder.state_dict())
-    samples = joint.questions._part.samples  # type: ignore[union-attr]
+    view: Any = joint.questions
+    samples = view._part.samples
     bad = [samples._place(i) for i, key in enumerate(samples.keys()) if from_key(key) in ids]
     pictures = [(shard, *samples.indices[shard].members(row)["png"]) for shard, row in bad]
     failing(samples.reads, {(shard, offset, offset + size) for shard, offset, size in pictures})

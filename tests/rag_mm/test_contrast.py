@@ -53,11 +53,12 @@ class Found:
         return [MEMORY[name] for name in ids]
 
 
-def contrast(objectives: ObjectivesConfig, order: str = "abcdefgh") -> tuple[Contrast, Found]:
-    memory: Any = Found(order)
-    alone: Any = SimpleNamespace(share=torch.arange)
-    mesh = Mesh(num_stages=1, num_replicas=1)
-    return Contrast(replace(Config(), objectives=objectives), memory, towers=alone, mesh=mesh), memory
+def contrast(objectives: ObjectivesConfig, *, mesh: Mesh | None = None) -> tuple[Contrast, Found]:
+    """Over a memory that is found in the order of its ids, on one process or a rank of ``mesh``."""
+    memory: Any = Found("abcdefgh")
+    mesh = mesh or Mesh(num_stages=1, num_replicas=1)
+    towers: Any = SimpleNamespace(share=mesh.rows)
+    return Contrast(replace(Config(), objectives=objectives), memory, towers=towers, mesh=mesh), memory
 
 
 def joined(objectives: ObjectivesConfig, gold: list[list[str]], hard: list[list[str]], *, step: int = 0) -> set[str]:
@@ -95,8 +96,8 @@ def test_documents_of_the_same_contents_are_right_whether_listed_or_not() -> Non
 
 def of_rank(step: int) -> dict[str, Any]:
     """What one of several ranks finds, which has the pictures of its own documents only."""
-    mesh, memory = Mesh(num_stages=1, num_replicas=3), Found("abcdefgh")
-    made = Contrast(replace(Config(), objectives=MINED), memory, towers=SimpleNamespace(share=mesh.rows), mesh=mesh)  # type: ignore[arg-type]
+    mesh = Mesh(num_stages=1, num_replicas=3)
+    made, memory = contrast(MINED, mesh=mesh)
     gold: list[list[str]] = [["a"], ["c", "d"], ["g"], []]
     documents = [d if i % 3 == mesh.rank or not d.image else replace(d, image=Unread()) for i, d in enumerate(ALL)]
     mined = made.mined(step, ["q", "r", "s", "t"], gold, torch.zeros(4, 2))

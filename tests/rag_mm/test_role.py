@@ -125,8 +125,8 @@ def test_ranks_on_several_machines_have_only_texts_read_ahead(
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if local is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
-    pipeline = SimpleNamespace(inputs_here=frozenset({"question"}))
-    joint.take_role(Role.of(joint.mesh, joint.towers, pipeline, None))  # type: ignore[arg-type]
+    pipeline: Any = SimpleNamespace(inputs_here=frozenset({"question"}))
+    joint.take_role(Role.of(joint.mesh, joint.towers, pipeline, None))
     announced: list[bool] = []
     for view in (joint.questions, joint.pairs):
         monkeypatch.setattr(view, "will_need", lambda places, *, pictures: announced.append(pictures))
